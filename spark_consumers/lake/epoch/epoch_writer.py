@@ -47,7 +47,7 @@ from spark_consumers.lake.epoch.stage import (
     joined,
     total_changes,
 )
-from spark_consumers.lake.epoch.target import Target, names_in
+from spark_consumers.lake.epoch.target import Target, columns_of, names_in
 from spark_consumers.lake.epoch.view_writer import ViewWriter
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.iceberg_schema import file_type
@@ -431,11 +431,11 @@ class EpochWriter:
         path = self._path(table)
         if (path, table.schema_hash) not in self._schemas:
             columns, files = self._format.schemas(path, table.snapshot_id)
-            if not {name for name, _, _ in table.layout} <= {*files.names}:
+            if not {column.name for column in columns_of(table)} <= {*files.names}:
                 # A column came with changes that had no effect, so no snapshot has it.
                 columns, files = self._format.schemas(path)
             wanted, hidden = names_in(table, files.names)
-            known = _arrow(table.layout)
+            known = arrow_schema(columns_of(table))
             if [file_type(f.type) for f in known] == [files.field(n).type for n in known.names]:
                 # Also of an attempt that was not published, the table's own are.
                 columns = known if table.layout else columns
