@@ -198,7 +198,7 @@ def test_masked_values_reach_no_file_and_rows_stay_rows(
     assert SECRET not in json.dumps(aside)
     assert_nothing_leaked(masked.lake)
     shown = shown_in_ui(masked.spark)
-    assert "tuskline-live" in shown
+    assert "BatchScan" in shown
     for secret in (SECRET, KEY.decode(), b64encode(KEY).decode()[:40]):
         assert secret not in shown
     said = "".join(capfd.readouterr())
