@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_consumers.decode.frames import Frames, Piece, Transaction, frame
+from spark_consumers.decode.masking import NOTHING, Masking, constant, hashed, kept, misfit
 from spark_consumers.decode.spans import Bools, Int64s, gather
 from spark_consumers.decode.split import malformed
 from spark_consumers.decode.tuple_scan import TEXT, UNCHANGED, Tuples, scan, scatter
@@ -47,6 +48,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     UnsupportedValueError,
 )
+from walsender_bridge.postgres.column_masks import CONSTANT
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.pgoutput import (
     BEGIN,
@@ -104,9 +106,18 @@ class ChangeBatch:
     #: Offset and sequence of rows of partitions, and the partition's OID, where the log has it (`PartitionRow`): they are
     #: among the changes of the relation, but maybe not in this batch.
     partitions: list[tuple[int, int, int]] = field(default_factory=list)
+    #: The relation as it was sent, where some of its columns are masked: `relation` has those that are left.
+    unmasked: Relation | None = None
+    #: Why they cannot be masked; then there are no values.
+    unmaskable: str = ""
 
     def __len__(self) -> int:
         return len(self.ops)
+
+    @property
+    def sent(self) -> Relation:
+        """The relation as it was sent."""
+        return self.unmasked or self.relation
 
 
 def rows_of(batch: ChangeBatch, mask: npt.NDArray[np.bool_]) -> ChangeBatch:
@@ -142,6 +153,7 @@ def decode_entries(
     keep_unrepresentable: Container[str] = (),
     failed: Callable[[str, Exception], None] | None = None,
     begun: Transaction | None = None,
+    masking: Callable[[Relation], Masking | str] | None = None,
     target_bytes: int = TARGET_BYTES,
 ) -> Iterator[ChangeBatch]:
     """Decode a run of entries that starts at a commit boundary, or inside a transaction.
@@ -152,13 +164,13 @@ def decode_entries(
     relation). `as_text` gives every column as PostgreSQL's own text. `keep_unrepresentable`: relations whose
     unrepresentable values become NULL, with their text in `ChangeBatch.unrepresentable`, instead of an error. `failed` is
     called with a relation whose changes cannot be decoded, and the error, instead of raising it; the rest of its changes
-    is skipped. Memory:
+    is skipped. `masking`: the masks of a relation, or why its values must not be decoded (`masking`). Memory:
     some `target_bytes`, or one entry.
 
     Raises `MalformedMessageError`, `CorruptError`, `UnsupportedValueError` (a value that the column's
     type cannot hold: table, column and position are named), and what `schemas` raises.
     """
-    decoder = _Decoder(schemas, relations, columns, as_text, keep_unrepresentable, failed)
+    decoder = _Decoder(schemas, relations, columns, as_text, keep_unrepresentable, failed, masking)
     transaction = begun
     expected: int | None = None
     previous: int | None = None
@@ -226,6 +238,10 @@ class _Schema:
     chosen: list[int]
     kinds: list[ColumnType]
     width: int
+    masking: Masking
+    #: As in `ChangeBatch`.
+    unmasked: Relation | None
+    unmaskable: str
 
 
 class _Decoder:
@@ -237,6 +253,7 @@ class _Decoder:
         as_text: bool,
         keep_unrepresentable: Container[str],
         failed: Callable[[str, Exception], None] | None,
+        masking: Callable[[Relation], Masking | str] | None,
     ) -> None:
         self._schemas = schemas
         self._relations = relations
@@ -244,6 +261,7 @@ class _Decoder:
         self._as_text = as_text
         self._keep_unrepresentable = keep_unrepresentable
         self._failed = failed
+        self._masking = masking
         self._failing: set[str] = set()
         self._known: dict[bytes, _Schema] = {}
 
@@ -289,18 +307,35 @@ class _Decoder:
         if found is None:
             relation_message, *types = split_schema_record(self._schemas(digest))
             relation = with_base_types(parse_relation(relation_message, tuple(types)))
+            masking, unmaskable = self._masking_of(relation)
+            lake = kept(relation.columns, masking.masks)
+            names = {column.name for column in lake}
             chosen = [
                 i
                 for i, column in enumerate(relation.columns)
-                if self._columns is None or column.name in self._columns
+                if column.name in names and (self._columns is None or column.name in self._columns)
             ]
-            wanted = tuple(relation.columns[i] for i in chosen)
-            kinds = [column_type(c.type_oid, c.typmod) for c in wanted]
-            found = _Schema(replace(relation, columns=wanted), chosen, kinds, len(relation.columns))
+            wanted = tuple(c for c in lake if self._columns is None or c.name in self._columns)
+            found = _Schema(
+                replace(relation, columns=wanted),
+                chosen,
+                [column_type(c.type_oid, c.typmod) for c in wanted],
+                len(relation.columns),
+                masking,
+                relation if masking.masks else None,
+                unmaskable,
+            )
             self._known[digest] = found
         if found.relation.oid != oid:
             raise malformed(f"the schema of relation {oid} is that of {found.relation.oid}")
         return found
+
+    def _masking_of(self, relation: Relation) -> tuple[Masking, str]:
+        """How it is masked, and why it cannot be."""
+        found = NOTHING if self._masking is None else self._masking(relation)
+        if isinstance(found, str):
+            return NOTHING, found
+        return found, misfit(relation.columns, relation.key, found.masks) or ""
 
     def _batch(
         self, frames: Frames, messages: Int64s, schema: _Schema, digest: bytes
@@ -337,8 +372,15 @@ class _Decoder:
         if old is not None:
             old = scatter(old, old_rows, count)
             _fill(new, old, markers == _OLD)
-        if any((new.kinds[i] == UNCHANGED).any() for i in schema.chosen):
-            unchanged = np.column_stack([new.kinds[i] == UNCHANGED for i in schema.chosen])
+        # A column that has one value is never unchanged.
+        marks = {
+            i: new.kinds[i] == UNCHANGED
+            for i, column in zip(schema.chosen, schema.relation.columns, strict=True)
+            if (mask := schema.masking.of(column.name)) is None or mask.kind != CONSTANT
+        }
+        if any(marked.any() for marked in marks.values()):
+            none = np.zeros(count, np.bool_)
+            unchanged = np.column_stack([marks.get(i, none) for i in schema.chosen])
         transaction = frames.number[messages]
         batch = ChangeBatch(
             relation=schema.relation,
@@ -354,10 +396,16 @@ class _Decoder:
             unchanged=unchanged,
             old_columns=None,
             old_kind=np.where(has_old, markers, 0).astype(np.uint8),
+            unmasked=schema.unmasked,
+            unmaskable=schema.unmaskable,
         )
-        batch.columns = self._values(frames, new, schema, batch, batch.unrepresentable)
+        there = (ops == INSERT) | (ops == UPDATE)
+        batch.columns = self._values(frames, new, schema, batch, batch.unrepresentable, there)
         if old is not None:
-            batch.old_columns = self._values(frames, old, schema, batch, batch.old_unrepresentable)
+            there = markers == _OLD
+            batch.old_columns = self._values(
+                frames, old, schema, batch, batch.old_unrepresentable, there
+            )
         return batch
 
     def _values(
@@ -367,13 +415,23 @@ class _Decoder:
         schema: _Schema,
         batch: ChangeBatch,
         unrepresentable: dict[int, pa.Array],
+        there: Bools,
     ) -> list[pa.Array]:
-        """The columns' values; the text of unrepresentable ones goes to `unrepresentable`, if they are kept."""
+        """The columns' values; the text of unrepresentable ones goes to `unrepresentable`, if they are kept.
+
+        `there`: where there is a row.
+        """
+        if schema.unmaskable:
+            return [pa.nulls(len(batch), kind.arrow) for kind in schema.kinds]
         arrays: list[pa.Array] = []
         keep = schema.relation.full_name in self._keep_unrepresentable
         for i, column, kind in zip(
             schema.chosen, schema.relation.columns, schema.kinds, strict=True
         ):
+            mask = schema.masking.of(column.name)
+            if mask is not None and mask.kind == CONSTANT:
+                arrays.append(constant(column, mask, there))
+                continue
             sent = tuples.kinds[i] == TEXT
             if not sent.any():
                 arrays.append(pa.nulls(len(sent), pa.string() if self._as_text else kind.arrow))
@@ -382,6 +440,9 @@ class _Decoder:
                 texts = gather(
                     frames.memory, tuples.starts[i], tuples.lengths[i], sent, pa.string()
                 )
+                if mask is not None:
+                    arrays.append(hashed(texts, schema.masking.key))
+                    continue
                 if keep:
                     values, raw = apart(texts, kind.arrow, partial(from_text, kind=kind))
                     if raw is not None:

@@ -34,6 +34,7 @@ from spark_consumers.lake.manifest.pinned_links import at_epoch, at_pin, is_kept
 from spark_consumers.lake.manifest.reader_leases import lease_on
 from spark_consumers.lake.manifest.table_version import HELD, STALE
 from spark_consumers.lake.manifest.view_version import ViewVersion
+from spark_consumers.lake.mask_key import mask_key
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.store.place import Place, options_of
 from spark_consumers.lake.tables.states import is_behind, without_earlier
@@ -71,6 +72,7 @@ def read(
     pin: str | None = None,
     allow_stale: bool = False,
     store: StoreOptions = FROM_ENVIRONMENT,
+    mask_key_file: str | Path | None = None,
 ) -> "Snapshot":
     """All tables of the lake at one epoch: the newest, or that of number `epoch`, of the time `as_of`, or of the `pin`.
 
@@ -81,7 +83,8 @@ def read(
 
     With `live` the snapshot is of the newest version of the change log at the address `log`: the newest epoch with what the log has
     behind it (docs/live-reads.md). `consumer`: what the name of the reader's lease on the log begins with, which a reader's
-    certificate has to allow.
+    certificate has to allow. `mask_key_file`: the key of hashed columns, by default in the variable TUSKLINE_MASK_KEY; without the
+    lake's key, live reads leave out the tables that have such columns.
 
     Raises `LakeError` (no lake, no such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (a
     session that cannot read a lake: `spark.requirements`); with `live`, the log's errors, too.
@@ -115,7 +118,8 @@ def read(
             manifest = chain.as_of(as_of)
         elif live and log is not None:
             reader = None if lease is None else lease.reader
-            manifest, tail = _live(spark, chain, log, consumer, reader, seen.get(lake_id, 0))
+            key = mask_key(None if mask_key_file is None else Path(mask_key_file))
+            manifest, tail = _live(spark, chain, log, consumer, reader, seen.get(lake_id, 0), key)
         else:
             manifest = _newest(chain, seen.get(lake_id, 0))
         if epoch is None and pin is None and as_of is None:
@@ -137,7 +141,13 @@ def read(
 
 
 def _live(
-    spark: "SparkSession", chain: Chain, log: str, consumer: str, reader: str | None, least: int
+    spark: "SparkSession",
+    chain: Chain,
+    log: str,
+    consumer: str,
+    reader: str | None,
+    least: int,
+    key: bytes,
 ) -> "tuple[Manifest, LogTail]":
     """The newest epoch with the log's tail: as a manifest of the tail's version, which is `least` at least.
 
@@ -150,7 +160,7 @@ def _live(
         head = _newest(chain, 0)
         log_id = head.log_id or str(chain.identity()["log_id"])
         try:
-            tail = open_tail(spark, chain.root, head, log_id, log, consumer, reader)
+            tail = open_tail(spark, chain.root, head, log_id, log, consumer, reader, key)
         except TrimmedError:
             # The log keeps what is behind the newest epoch, which may be another one by now.
             if _newest(chain, 0).epoch == head.epoch or time.monotonic() > deadline:

@@ -9,7 +9,7 @@ output function writes, and `types.from_text`, which the change stream uses too,
 and stream agree.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_consumers.decode import types
+from spark_consumers.decode.masking import NOTHING, Masking, constant, hashed, kept
 from spark_consumers.decode.types import (
     ColumnType,
     apart,
@@ -52,6 +53,8 @@ from spark_consumers.snapshot.watchdog import Watchdog, open_sockets
 from spark_consumers.sources.options import Options
 from walsender_bridge.errors import SnapshotError, UnsupportedValueError
 from walsender_bridge.postgres.client.replication_connection import describe
+from walsender_bridge.postgres.column_masks import CONSTANT
+from walsender_bridge.postgres.protocol.pgoutput import Column
 from walsender_bridge.runtime.sql import load
 
 NAME = "tuskline-snapshot"
@@ -99,15 +102,21 @@ class _Piece(InputPartition):
 class SnapshotSource(DataSource):
     """The data source. Raises `UsageError`, `SnapshotError`, and the errors of connections.
 
-    Of Tuskline's own copies: `parts`: what is to be read, instead of the whole table; `slot`: of the snapshot (`ExportedSnapshot`).
+    Of Tuskline's own copies: `parts`: what is to be read, instead of the whole table; `slot`: of the snapshot (`ExportedSnapshot`);
+    `masking`: how the columns are masked, which fits the table.
     """
 
     def __init__(
-        self, options: dict[str, str], parts: Sequence[Part] | None = None, slot: str = ""
+        self,
+        options: dict[str, str],
+        parts: Sequence[Part] | None = None,
+        slot: str = "",
+        masking: Masking = NOTHING,
     ) -> None:
         super().__init__(options)
         self.parts = parts
         self.slot = slot
+        self.masking = masking
         given = Options(NAME, options, OPTIONS)
         self.dsn = given.required("dsn")
         self.snapshot = given.required("snapshot")
@@ -133,7 +142,8 @@ class SnapshotSource(DataSource):
     def wanted(self, table: PublishedTable) -> tuple[ReadColumn, ...]:
         """The columns to read. Raises `UsageError` for one that the table does not have."""
         if self.chosen is None:
-            return table.read_columns
+            names = {column.name for column in kept(table.columns, self.masking.masks)}
+            return tuple(c for c in table.read_columns if c.column.name in names)
         by_name = {c.column.name: c for c in table.read_columns}
         given = Options(NAME, {}, OPTIONS)
         for name in self.chosen:
@@ -162,12 +172,13 @@ class _SnapshotReader(DataSourceReader):
         self._snapshot = source.snapshot
         self._slot = source.slot
         self._table = source.name_of_table
+        self._masking = source.masking
         with reading(source.dsn, source.snapshot) as connection:
             table = _table(connection, source)
             self._columns = source.wanted(table)
             _check_columns(schema.names, [c.column.name for c in self._columns], self._table)
             self._pieces = [
-                _Piece(part, _query(part, self._columns, table.row_filter, self._binary))
+                _Piece(part, _query(part, self._columns, table.row_filter, self._is_binary))
                 for part in source.parts
                 or parts(connection, table, count=source.partitions, size=source.partition_bytes)
             ]
@@ -234,8 +245,10 @@ class _SnapshotReader(DataSourceReader):
 
     def _batches(self, session: Session, piece: _Piece) -> Iterator[pa.RecordBatch]:
         row = 0
-        oids = [read.column.type_oid for read in self._columns]
-        for batch in session.batches(piece.query, [o if o in self._binary else None for o in oids]):
+        oids = [
+            read.column.type_oid if self._is_binary(read.column) else None for read in self._columns
+        ]
+        for batch in session.batches(piece.query, oids):
             yield self._converted(batch, piece.part, row)
             row += batch.num_rows
 
@@ -244,9 +257,26 @@ class _SnapshotReader(DataSourceReader):
         """The types that are read in their binary form."""
         return _BINARY - _BEYOND if self._apart else _BINARY
 
+    def _is_binary(self, column: Column) -> bool:
+        return column.type_oid in self._binary and self._masking.of(column.name) is None
+
+    def _masked(self, column: Column, array: pa.Array) -> pa.Array | None:
+        """What is left of a column's texts; None if it is not masked."""
+        mask = self._masking.of(column.name)
+        if mask is None:
+            return None
+        if mask.kind == CONSTANT:
+            return constant(column, mask, np.ones(len(array), np.bool_))
+        return hashed(array, self._masking.key)
+
     def _with_texts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays, texts = [], []
         for read, array in zip(self._columns, batch.columns, strict=True):
+            masked = self._masked(read.column, array)
+            if masked is not None:
+                arrays.append(masked)
+                texts.append(pa.nulls(len(array), pa.string()))
+                continue
             oid, typmod = read.column.type_oid, read.column.typmod
             convert = partial(converted, type_oid=oid, typmod=typmod, binary=self._binary)
             values, text = apart(array, column_type(oid, typmod).arrow, convert)
@@ -262,7 +292,10 @@ class _SnapshotReader(DataSourceReader):
         for read, array in zip(self._columns, batch.columns, strict=True):
             column = read.column
             try:
-                arrays.append(converted(array, column.type_oid, column.typmod))
+                masked = self._masked(column, array)
+                if masked is None:
+                    masked = converted(array, column.type_oid, column.typmod)
+                arrays.append(masked)
             except UnrepresentableValueError as fault:
                 raise UnsupportedValueError(
                     fault.what,
@@ -271,9 +304,8 @@ class _SnapshotReader(DataSourceReader):
                     repair="change the value at the source, leave the column out (columns), or quarantine such "
                     "rows, if the lake copies the table ([lake.on_unrepresentable_value])",
                 ) from fault
-        return pa.RecordBatch.from_arrays(
-            arrays, schema=arrow_schema(c.column for c in self._columns)
-        )
+        columns = kept([c.column for c in self._columns], self._masking.masks)
+        return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
 
 def _session(dsn: str) -> Session:
@@ -313,13 +345,16 @@ def _check_columns(expected: Sequence[str], found: Sequence[str], table: str) ->
 
 
 def _query(
-    part: Part, columns: Sequence[ReadColumn], row_filter: str | None, binary: frozenset[int]
+    part: Part,
+    columns: Sequence[ReadColumn],
+    row_filter: str | None,
+    is_binary: Callable[[Column], bool],
 ) -> str:
     """The query for a part of a table; generated, quoted, complete."""
     wanted: list[sql.Composable] = []
     for read in columns:
         name: sql.Composable = sql.Identifier(read.column.name)
-        if read.column.type_oid in binary:
+        if is_binary(read.column):
             wanted.append(name)
         else:
             # The type's own output function: a cast to text differs for some (inet, bpchar, bool).

@@ -1,6 +1,9 @@
 """Sums of digests, chunks, and what is named of rows that differ."""
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -8,11 +11,16 @@ import pytest
 
 from spark_consumers.decode.types import INT8, TEXT, column_type
 from spark_consumers.lake.equality.chunks import Chunks, buckets_of, ranges_of, sampled
+from spark_consumers.lake.equality.cut import Cut
 from spark_consumers.lake.equality.forms import forms, joined
 from spark_consumers.lake.equality.record import Difference, EqualityRecord, TableRecord
+from spark_consumers.lake.equality.run import _why_not
 from spark_consumers.lake.equality.sums import Sums, added, differing, digests
+from spark_consumers.lake.manifest.chain import Manifest
+from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.snapshot.key_ranges import Sample
 from walsender_bridge.observability import equality_view
+from walsender_bridge.postgres.column_masks import ColumnMask
 from walsender_bridge.runtime import json_model
 
 TEXTS = column_type(TEXT, -1)
@@ -131,3 +139,17 @@ def test_a_record_is_read_as_it_was_written_and_its_differences_are_reported():
     assert equality_view.line(shown).startswith("1 of 2 tables equal, 1 different")
     assert equality_view.trouble(None) == ""
     assert equality_view.summary(None) is None
+
+
+def test_a_table_with_masked_columns_is_not_compared():
+    table = TableVersion("t", "iceberg", 1, "", ("id",), (), 5, 1, 10, 10)
+    masked = replace(table, masks=(ColumnMask("email", "hash"),))
+    heads = [
+        Manifest("lake", 1, 5, 4, 1, 0.0, tables={"shop.public.t": each})
+        for each in (table, masked)
+    ]
+    exported: Any = SimpleNamespace(system_id=7)
+    lake: Any = None
+    cuts = [Cut(exported, 0.0, head, lake, {}, {"shop.public.t": "left out"}) for head in heads]
+    reasons = [_why_not(cut, "shop.public.t") for cut in cuts]
+    assert reasons == [("left out", False), ("some of its columns are masked", True)]

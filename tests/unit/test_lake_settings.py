@@ -16,6 +16,7 @@ from spark_consumers.spark.lake_catalog import LakeCatalog
 from walsender_bridge.cli import lake_run
 from walsender_bridge.config import load_config
 from walsender_bridge.config.sections import LakeSection
+from walsender_bridge.postgres.column_masks import ColumnMask
 from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Pattern
 
@@ -36,14 +37,22 @@ KEYS = {
             Pattern.parse("public.orders*"),
             TableLayout.parse(["day(at)"], ["id desc"], {"team": "shop"}),
             "shop",
+            (ColumnMask("email", "hash"), ColumnMask("note", "constant", "x")),
         )
     ],
     "view": [
         ViewDefinition("views.open", "SELECT id FROM orders"),
         ViewDefinition("reports.all", "SELECT * FROM orders"),
     ],
+    "mask_key_file": b"k" * 40,
 }
-NAMES = {"retention": "retention_seconds", "tables": "layouts", "catalog": "rest", "view": "views"}
+NAMES = {
+    "retention": "retention_seconds",
+    "tables": "layouts",
+    "catalog": "rest",
+    "view": "views",
+    "mask_key_file": "mask_key",
+}
 
 
 def test_the_lakehouse_is_made_as_the_configuration_says(
@@ -54,6 +63,9 @@ def test_the_lakehouse_is_made_as_the_configuration_says(
     others = {*bucket, "uri", "spark_master", "maintenance"}
     assert {*KEYS, *others} - {"store"} == set(LakeSection.model_fields)
     config = tmp_path / "tuskline.toml"
+    key = tmp_path / "mask.key"
+    key.touch(0o600)
+    key.write_text("k" * 40 + "\n")
     config.write_text(
         f"""
 [log]
@@ -76,6 +88,7 @@ failing_table = "hold"
 copy_rate = 5e6
 copy_chunk_bytes = 3145728
 spark_master = "local[7]"
+mask_key_file = "mask.key"
 on_unrepresentable_value = {{ default = "quarantine", "shop.public.orders" = "fail" }}
 deletes = {{ "shop.public.orders" = "copy-on-write" }}
 [lake.catalog]
@@ -89,6 +102,7 @@ pattern = "public.orders*"
 partition = ["day(at)"]
 sort = ["id desc"]
 options = {{ team = "shop" }}
+mask = {{ email = "hash", note = {{ constant = "x" }} }}
 [[lake.view]]
 name = "open"
 sql = "SELECT id FROM orders"

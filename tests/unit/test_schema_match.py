@@ -12,7 +12,7 @@ from spark_consumers.decode.entries import ChangeBatch
 from spark_consumers.lake.copy.bootstrap import usable_key
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.table_format import ROW_ID
-from spark_consumers.lake.tables.schema_match import Layout, key_of, mismatch, unusable
+from spark_consumers.lake.tables.schema_match import Layout, mismatch, unusable
 from spark_consumers.snapshot.exported import PublishedTable
 from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.postgres.protocol.pgoutput import Column, Relation
@@ -56,7 +56,7 @@ def test_32_changes_fit_a_table_of_just_the_key_that_their_relation_flags(op):
     layout = Layout(0, COLUMNS)
     for (identity, flagged, key), (*_, other) in product(SAID, SAID):
         change = batch(identity, flagged, op)
-        assert key_of(change.relation) == key
+        assert change.relation.key == key
         reason = mismatch(change, schema, layout, tuple(sorted(other)), 7)
         assert (reason is None) == (key == other)
         assert reason is None or "replica identity changed" in reason

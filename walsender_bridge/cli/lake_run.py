@@ -83,6 +83,7 @@ def _drive(settings: Config) -> None:
     from py4j.protocol import Py4JError
 
     from spark_consumers.lake.flush_service import FlushService
+    from spark_consumers.lake.mask_key import mask_key
     from spark_consumers.lake.writer.pipeline import Lakehouse, Source
     from spark_consumers.spark.scratch import scratch
     from spark_consumers.spark.scratch import settings as scratch_settings
@@ -123,6 +124,7 @@ def _drive(settings: Config) -> None:
                     deletes=lake.deletes,
                     layouts=[section.rule for section in lake.tables],
                     views=view_definitions(lake),
+                    mask_key=mask_key(lake.mask_key_file),
                     failing=lambda error: lake_status.write(settings.run_dir, error),
                 )
                 with FlushService(

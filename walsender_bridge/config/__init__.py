@@ -432,6 +432,8 @@ def _resolve(base: Path, values: dict[str, Any]) -> None:
     for view in _tables(lake.get("view")) if isinstance(lake, dict) else ():
         if isinstance(view, dict) and isinstance(view.get("file"), str):
             view["file"] = str(base / view["file"])
+    if isinstance(lake, dict) and isinstance(lake.get("mask_key_file"), str):
+        lake["mask_key_file"] = str(base / lake["mask_key_file"])
     catalog = lake.get("catalog") if isinstance(lake, dict) else None
     if isinstance(catalog, dict):
         for name in ("token_file", "ca"):

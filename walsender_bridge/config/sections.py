@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from walsender_bridge.postgres.column_masks import parse_masks
 from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Choice, Pattern
 from walsender_bridge.runtime.tls_files import TlsFiles
@@ -215,7 +216,7 @@ class LogServerSection(_Section):
 
 
 class LakeTablesSection(_Section):
-    """`[[lake.tables]]`: partitions, order of rows and Iceberg's table properties of the tables that match a pattern."""
+    """`[[lake.tables]]`: partitions, order of rows, Iceberg's table properties and masked columns of the tables that match a pattern."""
 
     #: As in the `tables` of a source: schema.table, with `*`.
     pattern: str
@@ -227,6 +228,8 @@ class LakeTablesSection(_Section):
     sort: tuple[str, ...] = ()
     #: Iceberg's table properties.
     options: dict[str, str] = {}
+    #: Columns that are masked: "hash", "drop", or { constant = "..." }.
+    mask: dict[str, str | dict[str, str]] = {}
 
     @model_validator(mode="after")
     def _is_rule(self) -> Self:
@@ -240,7 +243,7 @@ class LakeTablesSection(_Section):
         if pattern.excludes:
             raise ValueError(f"{self.pattern!r}: a pattern here must not begin with '!'")
         layout = TableLayout.parse(self.partition, self.sort, self.options)
-        return LayoutRule(pattern, layout, self.source)
+        return LayoutRule(pattern, layout, self.source, parse_masks(self.mask))
 
 
 class LakeViewSection(_Section):
@@ -351,8 +354,10 @@ class LakeSection(_Section):
     #: How rows are removed from a table, by `stream.schema.table`, or `default` for all others: by deletion vectors, or, for
     #: engines that do not apply vectors, by position deletes or by writing data files again.
     deletes: dict[str, Literal["vectors", "position-deletes", "copy-on-write"]] = {}
-    #: How the rows of tables are laid out: the first section whose pattern matches a table.
+    #: How the rows of tables are laid out, and which columns are masked: the first section whose pattern matches a table.
     tables: tuple[LakeTablesSection, ...] = ()
+    #: A file with the key by which columns are hashed, which nobody else may read; by default TUSKLINE_MASK_KEY has the key.
+    mask_key_file: Path | None = None
     #: Spark's master for `tuskline lake run`; by default what Spark's own settings say, or else local[2]. Under spark-submit its
     #: master wins.
     spark_master: str | None = None

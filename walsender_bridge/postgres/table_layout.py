@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from walsender_bridge.postgres.column_masks import ColumnMask
+from walsender_bridge.postgres.column_name import NAME, unquoted
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 from walsender_bridge.postgres.table_patterns import Pattern
 
@@ -19,11 +21,8 @@ NUMBERED: Final = ("bucket", "truncate")
 #: Of which a column may have one.
 TIMES: Final = ("year", "month", "day", "hour")
 
-_NAME = r'(?:"(?:[^"]|"")+"|[^\W\d][\w$]*)'
-_TRANSFORM: Final = re.compile(rf"(\w+)\s*\(\s*(?:(\d+)\s*,\s*)?({_NAME})\s*\)")
-_SORT: Final = re.compile(
-    rf"({_NAME})(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?", re.IGNORECASE
-)
+_TRANSFORM: Final = re.compile(rf"(\w+)\s*\(\s*(?:(\d+)\s*,\s*)?({NAME})\s*\)")
+_SORT: Final = re.compile(rf"({NAME})(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +48,15 @@ class PartitionField:
     def parse(cls, text: str) -> "PartitionField":
         """Parse a field. Raises `ValueError` for an invalid one."""
         text = text.strip()
-        if re.fullmatch(_NAME, text):
-            return cls(IDENTITY, _unquoted(text))
+        if re.fullmatch(NAME, text):
+            return cls(IDENTITY, unquoted(text))
         found = _TRANSFORM.fullmatch(text)
         if found is None:
             raise ValueError(
                 f'{text!r} is not a partition field; write a column ("Region" in double quotes, if SQL needs them), or'
                 " a transform of one: day(created_at), bucket(16, id)"
             )
-        name, number, column = found[1].lower(), found[2], _unquoted(found[3])
+        name, number, column = found[1].lower(), found[2], unquoted(found[3])
         if name not in (IDENTITY, *NUMBERED, *TIMES):
             known = ", ".join((IDENTITY, *TIMES, "bucket(N, ...)", "truncate(W, ...)"))
             raise ValueError(f"{text!r}: {name} is not a transform; there are {known}")
@@ -87,11 +86,7 @@ class SortField:
             )
         descending = (found[2] or "asc").lower() == "desc"
         nulls_first = descending if found[3] is None else found[3].lower() == "first"
-        return cls(_unquoted(found[1]), descending, nulls_first)
-
-
-def _unquoted(name: str) -> str:
-    return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
+        return cls(unquoted(found[1]), descending, nulls_first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +202,12 @@ def compression(properties: Mapping[str, str]) -> tuple[str, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class LayoutRule:
-    """A layout for the tables that match a pattern, of one source (by its name) or of all."""
+    """A layout for the tables that match a pattern, of one source (by its name) or of all, and the columns that are masked."""
 
     pattern: Pattern
     layout: TableLayout
     source: str | None = None
+    masks: tuple[ColumnMask, ...] = ()
 
     def matches(self, name: str) -> bool:
         """Whether it is for this table, `stream.schema.table`."""
@@ -222,3 +218,8 @@ class LayoutRule:
 def layout_of(rules: Iterable[LayoutRule], name: str) -> TableLayout:
     """The layout of a table (`stream.schema.table`): that of the first rule that matches it."""
     return next((rule.layout for rule in rules if rule.matches(name)), TableLayout())
+
+
+def masks_of(rules: Iterable[LayoutRule], name: str) -> tuple[ColumnMask, ...]:
+    """The masked columns of a table (`stream.schema.table`), ordered: those of the first rule that matches it."""
+    return next((rule.masks for rule in rules if rule.matches(name)), ())

@@ -31,6 +31,7 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from spark_consumers.decode.masking import NOTHING, Masking, kept, misfit, opened, recorded
 from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_type, text_columns
 from spark_consumers.lake.copy.chunk import (
     SNAPSHOT_SECONDS,
@@ -86,7 +87,7 @@ from walsender_bridge.errors import (
     UnsupportedValueError,
 )
 from walsender_bridge.postgres.protocol.lsn import format_lsn
-from walsender_bridge.postgres.table_layout import LayoutRule, layout_of
+from walsender_bridge.postgres.table_layout import LayoutRule, layout_of, masks_of
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.sql import load
 
@@ -137,17 +138,25 @@ class _Table:
     shape: Shape
     #: As in `Publication`.
     empty: frozenset[int]
+    masking: Masking = NOTHING
 
     @property
     def name(self) -> str:
         """`stream.schema.table`."""
         return f"{self.request.source.stream}.{self.published.full_name}"
 
+    @property
+    def kept(self) -> PublishedTable:
+        """The table as the lake has it: its columns are masked."""
+        columns = kept(self.published.columns, self.masking.masks)
+        return replace(self.published, columns=columns)
+
 
 class TableCopier:
     """Copies tables into the lake at `root`, an absolute path.
 
-    `on_unrepresentable_value`: see `quarantine.quarantines`; `deletes`: see `policy`; `layouts`: see `table_layout`.
+    `on_unrepresentable_value`: see `quarantine.quarantines`; `deletes`: see `policy`; `layouts`: see `table_layout`; `mask_key`: by
+    which columns are hashed.
     """
 
     def __init__(
@@ -158,6 +167,7 @@ class TableCopier:
         on_unrepresentable_value: Mapping[str, str] | None = None,
         deletes: Mapping[str, str] | None = None,
         layouts: Sequence[LayoutRule] = (),
+        mask_key: bytes = b"",
     ) -> None:
         self._spark = spark
         self._root = root
@@ -165,6 +175,7 @@ class TableCopier:
         self._on_unrepresentable_value = on_unrepresentable_value or {}
         self._deletes = deletes or {}
         self._rules = layouts
+        self._mask_key = mask_key
         #: Set to end a copy between two parts of a table.
         self.stop = threading.Event()
 
@@ -220,7 +231,10 @@ class TableCopier:
                 made: Copied
                 try:
                     shape = checked(found.shapes[relation], later.shapes.get(relation), name)
-                    table = _Table(request, snapshot, published[relation], shape, found.empty)
+                    masking = self._masking(name, published[relation])
+                    table = _Table(
+                        request, snapshot, published[relation], shape, found.empty, masking
+                    )
                     made = self._copy(table, partials.get(name), progress[name])
                 except UnsupportedByCatalogError:
                     # The next table would meet it as well.
@@ -236,6 +250,21 @@ class TableCopier:
                 elif isinstance(made, TableVersion):
                     mark(source)
                 is_old = time.monotonic() - opened >= SNAPSHOT_SECONDS
+
+    def _masking(self, name: str, table: PublishedTable) -> Masking:
+        """How the table is masked. Raises `NotSupportedError` for masks that it cannot have."""
+        masks = recorded(masks_of(self._rules, name), self._mask_key)
+        masking = opened(masks, self._mask_key)
+        reason = (
+            masking if isinstance(masking, str) else misfit(table.columns, table.key or (), masks)
+        )
+        if isinstance(masking, str) or reason is not None:
+            raise NotSupportedError(
+                f"it is not copied unmasked: {reason}",
+                where=name,
+                repair="correct mask in the first [[lake.tables]] whose pattern matches the table, and start `lake run` again",
+            )
+        return masking
 
     def _waiting(
         self, source: Source, progress: Mapping[str, CopyProgress]
@@ -280,7 +309,7 @@ class TableCopier:
                 raise UnavailableError("the copy was stopped", where=table.name)
             chunk = next_chunk(
                 connection,
-                table.published,
+                table.kept,
                 partial,
                 size=table.request.chunk_bytes,
                 piece=part_bytes(table.request.rate),
@@ -292,7 +321,7 @@ class TableCopier:
         try:
             folder = str(self._root / begun.path)
             in_version_2 = begun.copy_on_write or deletes_by_position(self._deletes, table.name)
-            columns = arrow_schema(table.published.columns)
+            columns = arrow_schema(table.kept.columns)
             self._format.create(folder, columns, vectors=not in_version_2)
             return self._with_next(table, begun, chunk, progress)
         except Exception:
@@ -325,7 +354,7 @@ class TableCopier:
 
     def _begun(self, table: _Table, layout: tuple[Column, ...]) -> TableVersion:
         """What a copy of the table from this snapshot has as long as nothing was read."""
-        request, snapshot, published = table.request, table.snapshot, table.published
+        request, snapshot, published = table.request, table.snapshot, table.kept
         key = usable_key(published)
         return TableVersion(
             path=new_path(request.source.stream, published, request.term),
@@ -343,6 +372,7 @@ class TableCopier:
             system_id=snapshot.system_id,
             timeline=snapshot.timeline,
             shape=table.shape.dump(),
+            masks=table.masking.masks,
             copy_on_write=copies_on_write(self._deletes, table.name),
         )
 
@@ -391,7 +421,7 @@ class TableCopier:
     ) -> tuple[list[FileInfo], list[QuarantineFile]]:
         """Read the chunk, or the whole table, into data files."""
         name, request, snapshot = table.name, table.request, table.snapshot
-        columns = arrow_schema(table.published.columns)
+        columns = arrow_schema(table.kept.columns)
         schema = spark_schema(columns)
         arrangement = self._arranged(name, folder, request.term)
         reading = SnapshotSource(
@@ -404,6 +434,7 @@ class TableCopier:
             },
             chunk.ranges if chunk is not None else None,
             snapshot.slot,
+            table.masking,
         )
         apart = quarantines(self._on_unrepresentable_value, name)
         prefix = f"{folder}/data/copy-t{request.term}"

@@ -19,6 +19,7 @@ from zlib import crc32
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from spark_consumers.decode.masking import opened
 from spark_consumers.decode.types import arrow_schema, text_columns
 from spark_consumers.lake.epoch.arranged import arranged, by_position
 from spark_consumers.lake.epoch.complete import run_complete, run_index
@@ -46,7 +47,7 @@ from spark_consumers.lake.epoch.stage import (
     joined,
     total_changes,
 )
-from spark_consumers.lake.epoch.target import Target, names_in
+from spark_consumers.lake.epoch.target import Target, columns_of, names_in
 from spark_consumers.lake.epoch.view_writer import ViewWriter
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.iceberg_schema import file_type
@@ -145,6 +146,7 @@ class EpochWriter:
         deletes: Mapping[str, str] | None = None,
         layouts: Sequence[LayoutRule] = (),
         views: Sequence[ViewDefinition] = (),
+        mask_key: bytes = b"",
     ) -> None:
         self._spark = spark
         self._chain = chain
@@ -159,6 +161,7 @@ class EpochWriter:
         self._views = ViewWriter(
             spark, chain, tables, head.term, views, deletes=self._deletes, layouts=layouts
         )
+        self._mask_key = mask_key
         self._attempt = 0
         #: What the epoch under way does; other threads may ask.
         self.progress = EpochProgress(spark.sparkContext)
@@ -428,11 +431,11 @@ class EpochWriter:
         path = self._path(table)
         if (path, table.schema_hash) not in self._schemas:
             columns, files = self._format.schemas(path, table.snapshot_id)
-            if not {name for name, _, _ in table.layout} <= {*files.names}:
+            if not {column.name for column in columns_of(table)} <= {*files.names}:
                 # A column came with changes that had no effect, so no snapshot has it.
                 columns, files = self._format.schemas(path)
             wanted, hidden = names_in(table, files.names)
-            known = _arrow(table.layout)
+            known = arrow_schema(columns_of(table))
             if [file_type(f.type) for f in known] == [files.field(n).type for n in known.names]:
                 # Also of an attempt that was not published, the table's own are.
                 columns = known if table.layout else columns
@@ -453,6 +456,7 @@ class EpochWriter:
             arrangement=arrangement,
             is_maintained=self.is_maintained and not arrangement.sort,
             chunks=table.chunks,
+            masking=opened(table.masks, self._mask_key),
         )
 
     def _run(

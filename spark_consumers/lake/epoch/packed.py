@@ -9,8 +9,10 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from spark_consumers.decode.masking import NOTHING, Masking
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.index.run_format import Run
+from walsender_bridge.postgres.protocol.pgoutput import Relation
 
 #: The row index of a table (None: it has to be built), and how many small files the table may have.
 Index = tuple[tuple[Run, ...] | None, int]
@@ -70,11 +72,22 @@ class TaskTables:
 
     def of(self, relation: str) -> list[Target]:
         """The tables that the log has changes of under this name."""
-        return [self[name] for name in self._names[relation]]
+        return [self[name] for name in self._names.get(relation, ())]
 
     def of_oid(self, oid: int) -> list[Target]:
         """The tables with this OID."""
         return [self[name] for name, table in self._packed.items() if table.oid == oid]
+
+    def masking(self, relation: Relation) -> Masking | str:
+        """How this relation of the log is masked, or why its values must not be decoded."""
+        targets = self.of(relation.full_name)
+        own = next((target for target in targets if target.relation_id == relation.oid), None)
+        if own is not None:
+            return own.masking
+        if any(target.masking != NOTHING for target in targets):
+            # It has the name of a masked table: whatever it is, it is not that table's rows.
+            return "it is another table than the one whose columns are masked"
+        return NOTHING
 
     def __getitem__(self, name: str) -> Target:
         """The target of the table with this name."""

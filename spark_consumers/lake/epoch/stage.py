@@ -43,7 +43,6 @@ from spark_consumers.lake.tables.schema_match import (
     by_layout,
     columns_of,
     conformed,
-    key_of,
     mismatch,
     unexpected,
 )
@@ -270,6 +269,7 @@ def read_range(task: RangeTask, tables: TaskTables) -> RangeFolds:
             keep_unrepresentable=keeping,
             failed=failed,
             begun=task.begun,
+            masking=tables.masking,
         )
         for decoded in batches:
             batch = decoded
@@ -332,9 +332,9 @@ def _take(task: RangeTask, target: Target, batch: ChangeBatch, read: RangeFolds)
 def _note(
     known: list[SchemaMismatch], number: int, target: Target, batch: ChangeBatch, reason: str
 ) -> None:
-    columns = columns_of(batch.relation)
+    columns = columns_of(batch.sent)
     if not known or (known[-1].columns, known[-1].reason) != (columns, reason):
-        key = key_of(batch.relation)
+        key = batch.sent.key
         offset = int(batch.offset[0])
         known.append(SchemaMismatch(target.name, number, offset, columns, key, reason))
 

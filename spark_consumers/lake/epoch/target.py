@@ -8,12 +8,14 @@ from typing import Self
 
 import pyarrow as pa
 
+from spark_consumers.decode.masking import NOTHING, Masking, kept
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
 from spark_consumers.lake.manifest.table_version import Chunk, TableVersion
 from spark_consumers.lake.store.place import place
 from spark_consumers.lake.tables.schema_match import Layout
 from walsender_bridge.postgres.protocol.lsn import Lsn
+from walsender_bridge.postgres.protocol.pgoutput import Column
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Target:
     commit LSN they must not have had changes. `copy_on_write`: data files with removed rows are written again,
     `by_position`: removed rows are in files of positions (`policy`). `arrangement`: how its data files are written.
     `chunks`: of a copy that was read from several snapshots, until it is shown. `is_maintained`: data files are rewritten by a maintainer, where it can.
+    `masking`: how its changes are masked, or why they must not be decoded.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Target:
     arrangement: Arrangement = PLAIN
     is_maintained: bool = False
     chunks: tuple[Chunk, ...] = ()
+    masking: Masking | str = NOTHING
 
     @classmethod
     def of(
@@ -89,6 +93,12 @@ class Target:
         return tuple(self.columns.get_field_index(name) for name in self.key)
 
 
+def columns_of(table: TableVersion) -> tuple[Column, ...]:
+    """The columns of a table in the lake; none of a table of format 1. Which of them are its key's, its version says."""
+    columns = tuple(Column(*column, is_key=False) for column in table.layout)
+    return kept(columns, table.masks)
+
+
 def names_in(table: TableVersion, there: Sequence[str]) -> tuple[list[str], list[str]]:
     """Of the columns of a table's metadata, those of its data files: its own, and behind them hidden ones.
 
@@ -96,5 +106,5 @@ def names_in(table: TableVersion, there: Sequence[str]) -> tuple[list[str], list
     """
     # With a key, a column of this name is the table's own.
     hidden = [] if table.key or ROW_ID not in there else [ROW_ID]
-    own = [column for column, _, _ in table.layout]
+    own = [column.name for column in columns_of(table)]
     return own or [name for name in there if name not in hidden], hidden

@@ -208,6 +208,9 @@ def _why_not(cut: Cut, name: str) -> tuple[str, bool]:
         return f"it is {table.state}" + (f": {table.reason}" if table.reason else ""), True
     if table.system_id not in {0, cut.exported.system_id}:
         return "it was copied from another cluster than this source's", True
+    if table.masks:
+        # The lake does not have what the source has: that is what they are for.
+        return "some of its columns are masked", True
     if name in cut.left_out:
         return cut.left_out[name], False
     there = cut.published.get(name)

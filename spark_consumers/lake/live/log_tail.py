@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from spark_consumers.decode.masking import opened
 from spark_consumers.decode.types import arrow_schema, spark_schema
 from spark_consumers.lake.epoch.log_view import aliases, all_commits, apart, edges
 from spark_consumers.lake.epoch.packed import PackedTable
 from spark_consumers.lake.epoch.plan import EpochPlan, choose, tasks
 from spark_consumers.lake.epoch.stage import RangeTask
-from spark_consumers.lake.epoch.target import Target
+from spark_consumers.lake.epoch.target import Target, columns_of
 from spark_consumers.lake.epoch.task_rows import frame_of
 from spark_consumers.lake.live.effect import effect_schema
 from spark_consumers.lake.live.log_lease import lease_on
@@ -51,7 +52,6 @@ from spark_consumers.spark.requirements import has_jvm
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import LakeError, TrimmedError, from_wire
 from walsender_bridge.postgres.protocol.lsn import Lsn
-from walsender_bridge.postgres.protocol.pgoutput import Column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -154,12 +154,14 @@ def open_tail(
     log: str,
     consumer: str,
     reader: str | None,
+    mask_key: bytes = b"",
     before_lsn: Lsn | None = None,
 ) -> LogTail:
     """The tail of the log at the address `log` behind the epoch `head`, of a lake in `root` that is of the log with this id.
 
-    `consumer`: what the name of the reader's lease on the log begins with. `reader`: the name of its record in the lake; None: it
-    cannot write there. `before_lsn`: the tail ends there, of transactions whose commit record starts below; the log has been read to it.
+    `consumer`: what the name of the reader's lease on the log begins with. `mask_key`: by which columns are hashed, if it is known
+    here. `reader`: the name of its record in the lake; None: it cannot write there. `before_lsn`: the tail ends there, of
+    transactions whose commit record starts below; the log has been read to it.
     Raises `LakeError` if another log answers, or one without the lake's history; `TrimmedError` if the log does
     not have all that is behind the epoch; the log's errors.
     """
@@ -172,7 +174,7 @@ def open_tail(
             # What the lease keeps is what the log has now.
             status = _checked(head, client.status(), log)
             plan = _plan(head, status)
-            targets = _targets(root, plan, status)
+            targets = _targets(root, plan, status, mask_key)
             packed = {name: PackedTable.of(target, ((), 0)) for name, target in targets.items()}
             addresses = {stream: cut.addresses for stream, cut in status.streams.items()}
             folder = None if reader is None else reader_files.new_folder(root, reader)
@@ -264,15 +266,17 @@ def _followed(head: Manifest, table: TableVersion) -> TableVersion:
     return table
 
 
-def _targets(root: Place, plan: EpochPlan, status: LogStatus) -> dict[str, Target]:
-    """The tables that follow, as the executors need them."""
+def _targets(root: Place, plan: EpochPlan, status: LogStatus, key: bytes) -> dict[str, Target]:
+    """The tables that follow, as the executors need them. `key`: of masked columns."""
     following = [(name, table) for name, table in plan.tables.items() if table.state == LIVE]
     known = aliases(status, following)
-    return {name: _target(root, name, t, known.get(name, ())) for name, t in following}
+    return {name: _target(root, name, t, known.get(name, ()), key) for name, t in following}
 
 
-def _target(root: Place, name: str, table: TableVersion, names: tuple[str, ...]) -> Target:
-    columns = arrow_schema(Column(*column, is_key=False) for column in table.layout)
+def _target(
+    root: Place, name: str, table: TableVersion, names: tuple[str, ...], key: bytes
+) -> Target:
+    columns = arrow_schema(columns_of(table))
     path = str(root / table.path)
     return replace(
         Target.of(name, table, f"{path}/data/", columns, columns),
@@ -283,4 +287,5 @@ def _target(root: Place, name: str, table: TableVersion, names: tuple[str, ...])
         quarantines=bool(table.quarantine_files),
         quarantine_files=tuple(f"{path}/{file}" for file in table.quarantine_files),
         chunks=table.chunks,
+        masking=opened(table.masks, key),
     )

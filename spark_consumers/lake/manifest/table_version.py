@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from walsender_bridge.postgres.column_masks import ColumnMask
 from walsender_bridge.postgres.protocol.lsn import Lsn
 
 LIVE = "live"
@@ -110,6 +111,7 @@ class TableVersion:
     runs: tuple[tuple[str, int], ...] | None = None
     copy_on_write: bool = False
     chunks: tuple[Chunk, ...] = ()
+    masks: tuple[ColumnMask, ...] = ()
 
     @property
     def is_partial(self) -> bool:
@@ -149,5 +151,6 @@ _FROM_LISTS: dict[str, Callable[[Any], Any]] = {
     "chunks": lambda chunks: tuple(
         (None if end is None else int(end), int(lsn)) for end, lsn in chunks
     ),
+    "masks": lambda masks: tuple(ColumnMask(*mask) for mask in masks),
     "layout": lambda layout: tuple((n, int(t), int(m)) for n, t, m in layout),
 }

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from spark_consumers.decode.entries import ChangeBatch, rows_of
 from spark_consumers.decode.types import INT2, INT4, INT8, UUID
 from spark_consumers.lake.manifest.table_version import Chunk
-from spark_consumers.lake.tables.schema_match import key_of, unexpected
+from spark_consumers.lake.tables.schema_match import unexpected
 from walsender_bridge.change_log.entry import NAMED_OTHERWISE
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, Relation
@@ -60,7 +60,7 @@ def missing(
     first = chunks[0][1] if chunks else start_lsn
     if batch.commit_lsn[0] < first:
         batch = rows_of(batch, batch.commit_lsn >= first)
-    if not len(batch) or len(chunks) < 2:
+    if not len(batch) or len(chunks) < 2 or batch.unmaskable:
         return batch, None
     at = _position(batch.relation, key, columns)
     if at is None:
@@ -79,7 +79,7 @@ def _position(relation: Relation, key: Sequence[str], columns: Sequence[str]) ->
     By another identity, the update of a key is sent without the old one. And a name may have been another column's.
     """
     names = [column.name for column in relation.columns]
-    if key_of(relation) != set(key) or names != list(columns[: len(names)]):
+    if relation.key != set(key) or names != list(columns[: len(names)]):
         return None
     at = names.index(key[0])
     return at if relation.columns[at].type_oid in CHUNKED_BY else None

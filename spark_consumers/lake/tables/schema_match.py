@@ -53,7 +53,7 @@ class SchemaMismatch:
     """The first change in a range of a shape that the table does not have.
 
     `number` is the range's, `offset` the log's. `reason`: what makes it another table whatever its columns
-    are. `columns` and `key` (`key_of`) are those that were sent.
+    are. `columns` and `key` are those that were sent.
     """
 
     table: str
@@ -62,17 +62,6 @@ class SchemaMismatch:
     columns: tuple[Column, ...]
     key: frozenset[str]
     reason: str = ""
-
-
-def key_of(relation: Relation) -> frozenset[str]:
-    """The columns by which the updates and deletes of a relation name a row; none where they carry all of it.
-
-    With REPLICA IDENTITY FULL every column is flagged, whatever the primary key is: the stream tells neither
-    the key nor that it changed, so nothing may depend on one. Such a table is a multiset.
-    """
-    if relation.replica_identity == "f":
-        return frozenset()
-    return frozenset(column.name for column in relation.columns if column.is_key)
 
 
 def columns_of(relation: Relation) -> tuple[Column, ...]:
@@ -172,13 +161,16 @@ def mismatch(
     `layout`: the one that the batch should have; without it (a table of format 1), Arrow's types are compared.
     """
     relation = batch.relation
+    if batch.unmaskable:
+        # It has no values: nothing else may be made of it.
+        return batch.unmaskable
     if relation.oid != relation_id:
         return "the table was dropped, and another one created with its name"
     names = [column.name for column in relation.columns]
     known = key if layout is None else layout.key(columns.names, key)
     if reason := unusable(names, known, arrays_of(arrow_schema(relation.columns))):
         return reason
-    identity = key_of(relation)
+    identity = batch.sent.key
     if identity != set(known):
         # Inserts as well: two of them may have what the table takes for a key.
         return f"its replica identity changed from {_named(known)} to {_named(identity)}"
@@ -190,7 +182,7 @@ def mismatch(
         )
     if layout is None:
         return None if arrow_schema(relation.columns) == columns else ""
-    return None if columns_of(relation) == layout.columns else ""
+    return None if columns_of(batch.sent) == layout.columns else ""
 
 
 def unexpected(batch: ChangeBatch, known: Mapping[int, Lsn]) -> set[int]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark_consumers.decode.masking import recorded
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.open_catalog import for_writing
 from spark_consumers.lake.catalog.other_engines import OtherEngines
@@ -29,6 +30,8 @@ from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import RESUMING
+from spark_consumers.lake.mask_key import check_key
+from spark_consumers.lake.mask_key import mask_key as mask_key_of_environment
 from spark_consumers.lake.policy import (
     CHUNK_BYTES,
     WAIT_FOR_COPY,
@@ -70,7 +73,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
-from walsender_bridge.postgres.table_layout import LayoutRule
+from walsender_bridge.postgres.table_layout import LayoutRule, masks_of
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -119,7 +122,8 @@ class Lakehouse:
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
     a suspended table (`policy`). `progress` is called with the progress of each table's copy (`status.CopyStatus`), about
     ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `deletes`: `vectors`,
-    `position-deletes` or `copy-on-write`, likewise (`policy`). `layouts`: how the rows of tables are laid out. `failing` is
+    `position-deletes` or `copy-on-write`, likewise (`policy`). `layouts`: how the rows of tables are laid out, and their columns masked;
+    `mask_key`: by which columns are hashed (by default that of the environment). `failing` is
     called with the error of each failed round, and with None when the next one has succeeded. `views`: kept with the tables. `store`: how a bucket is
     reached. `rest`: the REST catalog that has the tables' metadata, instead of the folder.
     """
@@ -144,6 +148,7 @@ class Lakehouse:
         deletes: Mapping[str, str] | None = None,
         layouts: Sequence[LayoutRule] = (),
         views: Sequence[ViewDefinition] = (),
+        mask_key: bytes | None = None,
         failing: Callable[[TusklineError | None], None] | None = None,
         store: StoreOptions = FROM_ENVIRONMENT,
         rest: LakeCatalog | None = None,
@@ -187,6 +192,8 @@ class Lakehouse:
         self._deletes = dict(deletes or {})
         self._layouts = tuple(layouts)
         self._views = tuple(views)
+        self._mask_key = mask_key_of_environment() if mask_key is None else mask_key
+        check_key(self._layouts, self._mask_key)
         self._failures = RoundFailures(self._chain.root, failing or (lambda _: None))
 
     @property
@@ -574,10 +581,12 @@ class Lakehouse:
             deletes=self._deletes,
             layouts=self._layouts,
             views=self._views,
+            mask_key=self._mask_key,
         )
         copier = TableCopier(
             *(self._spark, self._chain.root, self._format),
             *(self._on_unrepresentable_value, self._deletes, self._layouts),
+            mask_key=self._mask_key,
         )
         pins = Pins(self._chain, self._format)
         tables = TableWork(
@@ -591,6 +600,7 @@ class Lakehouse:
             clock,
             self._progress,
             pins=pins,
+            masks=lambda name: recorded(masks_of(self._layouts, name), self._mask_key),
         )
         kept = Retention.begin(self._chain, self._format, site, clock)
         engines = self._whole or OtherEngines(self._chain, self._format, head)

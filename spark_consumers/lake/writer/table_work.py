@@ -25,6 +25,7 @@ from spark_consumers.lake.tables.fault import reason_of
 from spark_consumers.lake.tables.origin import Joins, joins
 from spark_consumers.lake.tables.publication_poller import PublicationPoller
 from spark_consumers.lake.tables.recorded import TableRecord
+from spark_consumers.lake.tables.remasked import remasked
 from spark_consumers.lake.tables.removed import without_departed
 from spark_consumers.lake.tables.schema_change import (
     Evolution,
@@ -47,6 +48,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnsupportedValueError,
 )
+from walsender_bridge.postgres.column_masks import ColumnMask
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -76,6 +78,7 @@ class TableWork:
         progress: Callable[[Mapping[str, CopyStatus]], None] | None = None,
         *,
         pins: pins.Pins,
+        masks: Callable[[str], tuple[ColumnMask, ...]] = lambda _: (),
     ) -> None:
         self._chain = chain
         self._lake = lake
@@ -87,6 +90,8 @@ class TableWork:
         self._clock = clock
         self._progress = progress
         self._pins = pins
+        #: By a table's name, the masks that it is to have; None once the tables have been compared with them.
+        self._masks: Callable[[str], tuple[ColumnMask, ...]] | None = masks
         #: By stream: the tables in its publication, `stream.schema.table`, when it was last seen.
         self._published: dict[str, set[str]] = {}
         self._copy_after: dict[str, float] = {}
@@ -132,7 +137,7 @@ class TableWork:
         now = time.monotonic()
         self._seen_at = {request.id: self._seen_at.get(request.id, now) for request in new}
         publications = self._poll(head)
-        changed = without_departed(head, self._sources)
+        changed = without_departed(self._remasked(head), self._sources)
         for stream, names in self._published.items():
             changed = states.without(changed, names, stream)
         changed = pins.ended(changed, self._clock.now()) if changed.pins else changed
@@ -153,6 +158,16 @@ class TableWork:
             holds = self._policy.holds(copied_again=False)
             changed = states.stop(changed, name, reason, holds=holds, full_resync=False)
         return self._policy.released(changed, rolled_back.REASON)
+
+    def _remasked(self, head: Manifest) -> Manifest:
+        """The head without tables of other masks than the configuration's, before anything is done with one."""
+        if self._masks is None:
+            return head
+        head, others = remasked(head, self._masks, holds=self._policy.holds(copied_again=True))
+        for name in others:
+            log.warning("masks of table changed", table=name)
+        self._masks = None
+        return head
 
     def _read_requests(self) -> None:
         now = time.monotonic()
@@ -328,6 +343,10 @@ class TableWork:
         records: Sequence[TableRecord],
     ) -> Evolution | FullResync:
         """How the table follows: in place, or why it has to be copied again. `table`: as it was before."""
+        if table.masks:
+            # Which column a mask is of is known by its name, and by nothing else.
+            first = next((one.reason for one in mismatches if one.reason), "")
+            return FullResync(first or "its columns changed, some of which are masked")
         known = self.evolutions.get(table.path)
         if records and (known is None or known.places != {one.place for one in records}):
             return evolve(table, records)

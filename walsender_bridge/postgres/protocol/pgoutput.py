@@ -129,6 +129,17 @@ class Relation:
         """`schema.table`."""
         return relation_name(self.namespace, self.name)
 
+    @property
+    def key(self) -> frozenset[str]:
+        """The columns by which updates and deletes name a row; none where they carry all of it.
+
+        With REPLICA IDENTITY FULL every column is flagged, whatever the primary key is: the stream tells neither
+        the key nor that it changed, so nothing may depend on one. Such a table is a multiset.
+        """
+        if self.replica_identity == "f":
+            return frozenset()
+        return frozenset(column.name for column in self.columns if column.is_key)
+
 
 def _fault(what: str, message: bytes) -> MalformedMessageError:
     head = bytes(message[:16]).hex(" ")
