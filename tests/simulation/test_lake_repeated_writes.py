@@ -27,7 +27,7 @@ from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.format.iceberg_schema import arrow_schema, iceberg_schema
 from spark_consumers.lake.format.table_format import TableWrite, Written
 from spark_consumers.lake.index.build import Identity, add_files
-from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.manifest.chain import Manifest, open_chain
 from spark_consumers.lake.manifest.sealed_json import dump
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.writer import pipeline, requests
@@ -104,9 +104,7 @@ class Run:
         self.folder = str(root / PATH)
         old = str(Stage(4, TERM, 1))
         table = TableVersion(PATH, "iceberg", 7, "", ("id",), (), 0, 0, 0, 1, stage=old, runs=())
-        self.head: Any = SimpleNamespace(
-            link=LINK, term=TERM, epoch=100, tables={NAME: table}, versions=[table]
-        )
+        self.head = Manifest("lake", LINK, 100, 99, TERM, 0.0, tables={NAME: table})
         self.tables = Tables(lake)
         self.epochs = object.__new__(EpochWriter)
         self.epochs.__dict__.update(
@@ -162,8 +160,8 @@ class Run:
         self.publish(table)
 
     def publish(self, table: TableVersion) -> None:
-        link = SimpleNamespace(**{**vars(self.head), "link": LINK + 1, "tables": {NAME: table}})
-        self.house._adopt(self.writer, link)  # type: ignore[arg-type]
+        link = replace(self.head, link=LINK + 1, tables={NAME: table})
+        self.house._adopt(self.writer, link)
         self.check(table)
 
     def check(self, table: TableVersion) -> None:
