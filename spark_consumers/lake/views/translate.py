@@ -455,7 +455,7 @@ class _Aggregates:
         if is_distinct:
             check_parts(argument, {"expressions"})
             if not isinstance(node, exp.Count) or len(argument.expressions) != 1:
-                raise refused(f"{what}: DISTINCT is supported in count of one expression")
+                raise refused(f"{what}: DISTINCT is supported only in count, of one expression")
             argument = argument.expressions[0]
         if isinstance(argument, exp.Star):
             if not condition:
@@ -464,7 +464,7 @@ class _Aggregates:
                 self._state("count", Typed("1", SqlType(Kind.INT4)), condition, INT8).name, INT8
             )
         if _aggregates(argument):
-            raise refused(f"{what}: an aggregate inside of another one")
+            raise refused(f"{what}: aggregate function calls cannot be nested")
         value = fitted(self._plain().of(argument), TEXT)
         if is_distinct:
             _groupable(value.type, what)
@@ -488,7 +488,7 @@ class _Aggregates:
         if value.type.kind not in ORDERED:
             raise refused(f"{what} depends on the order of {value.type.name}")
         if value.type.kind in FLOATS:
-            self.why = self.why or "it has an extreme of floats"
+            self.why = self.why or "it has min or max of floats"
         return Typed(self._state(rule, value, condition, value.type).name, value.type)
 
     def _sum(self, node: exp.Expression, value: Typed, condition: str, what: str) -> Typed:
@@ -498,7 +498,7 @@ class _Aggregates:
                 "cast them to numeric(p,s) at the source",
             )
         if value.type.kind not in {*INTEGERS, Kind.NUMERIC}:
-            raise refused(f"{what}: not supported of {value.type.name}")
+            raise refused(f"{what}: not supported for {value.type.name}")
         count = self._state("count", value, condition, INT8).name
         scale = as_numeric(value.type).scale
         total = self._state("sum", value, condition, numeric(37, scale)).name
