@@ -15,9 +15,10 @@ from spark_consumers.lake.views.average import average
 from spark_consumers.lake.views.damaged import without_damaged
 from spark_consumers.lake.views.incremental import Flat, Grouped
 from spark_consumers.lake.views.plan import Apply, Compute, Keep, Stale, decide
-from spark_consumers.lake.views.translate import BaseTable, translate
+from spark_consumers.lake.views.translate import BaseTable, base_tables, translate
 from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.observability.table_problems import sentences
+from walsender_bridge.postgres.column_masks import ColumnMask
 
 _NUMERIC = ((12 << 16) | 3) + 4
 ORDERS = BaseTable(
@@ -187,6 +188,20 @@ TABLE = TableVersion(
 )
 MADE = translate("SELECT id FROM orders", TABLES)
 VIEW_TABLE = replace(TABLE, path="tables/v%t1-0b", key=())
+
+
+def test_a_view_reads_masked_columns_as_the_lake_has_them() -> None:
+    masks = (ColumnMask("customer", "hash", "f"), ColumnMask("note", "drop"))
+    tables = base_tables({ORDERS.full_name: replace(TABLE, masks=masks)})
+    made = translate("SELECT * FROM orders", tables)
+    assert "note" not in made.columns.names
+    assert str(made.columns.field("customer").type) == "string"
+    with pytest.raises(NotSupportedError, match="text with integer"):
+        translate("SELECT id FROM orders WHERE customer = 1", tables)
+    with pytest.raises(NotSupportedError, match="note does not exist"):
+        translate("SELECT note FROM orders", tables)
+
+
 VIEW = ViewVersion(
     "SELECT id FROM orders",
     VIEW_TABLE,

@@ -13,6 +13,7 @@ import pyarrow as pa
 from sqlglot import exp, parse
 from sqlglot.errors import SqlglotError
 
+from spark_consumers.decode.masking import kept
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.views.expressions import (
     Column,
@@ -51,6 +52,7 @@ from spark_consumers.lake.views.sql_types import (
     summed,
 )
 from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.postgres.protocol import pgoutput
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 
 #: Changes when views are computed otherwise: they are recomputed then.
@@ -64,7 +66,7 @@ _AGGREGATES = (exp.Count, exp.Sum, exp.Min, exp.Max, exp.Avg, exp.LogicalAnd, ex
 
 @dataclass(frozen=True, slots=True)
 class BaseTable:
-    """A table that views may read: `stream.schema.table`, its schema and name, and its columns as the log describes them."""
+    """A table that views may read: `stream.schema.table`, its schema and name, and its columns as the lake has them, with PostgreSQL's types."""
 
     full_name: str
     stream: str
@@ -113,7 +115,9 @@ def base_tables(tables: Mapping[str, TableVersion]) -> dict[str, BaseTable]:
         stream, _, relation = full.partition(".")
         schema, name = split_relation(relation)
         if table.layout:
-            found[full] = BaseTable(full, stream, schema, name, table.layout)
+            sent = [pgoutput.Column(*column, is_key=False) for column in table.layout]
+            layout = tuple((c.name, c.type_oid, c.typmod) for c in kept(sent, table.masks))
+            found[full] = BaseTable(full, stream, schema, name, layout)
     return found
 
 
