@@ -48,11 +48,11 @@ def init(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create publication, slot, flush table and the functions of FLUSH on the servers.
+    """Create publication, slot and own schema on the servers.
 
-    With --admin, create the role as well. Run it again to bring the publication in line with `tables`. With [safekeepers],
-    also create what the quorum needs, and make commits wait for the quorum if the proposer is attached and no other
-    standby is synchronous. With [gate] candidates and --admin, let the role see the walsenders of their slots.
+    The schema tuskline has the flush table and the functions of FLUSH. With --admin, create the role as well. Run it again to
+    bring the publication in line with `tables`. With [safekeepers], also create what the quorum needs, and make commits wait
+    for the quorum if the proposer is attached and no other standby is synchronous. With [gate] candidates and --admin, let the role see the walsenders of their slots.
     """
     from walsender_bridge.provisioning import init as attaching
     from walsender_bridge.provisioning import schema_changes

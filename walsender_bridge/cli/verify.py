@@ -74,9 +74,9 @@ def verify(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the rows of the lake with the sources, at exact cuts.
+    """Compare the rows of the lake with those of the sources.
 
-    The sources may be written to meanwhile. Exit code 21: rows differ; 19: a table was not compared. See docs/verify.md.
+    Both are read at exact cuts; the sources may be written to meanwhile. Exit code 21: rows differ; 19: a table was not compared. See docs/verify.md.
     """
     settings = load_config(config)
     lake = lake_section(settings)
