@@ -170,7 +170,9 @@ class _Listener:
             try:
                 with self._connected() as connection:
                     if not _installed(connection):
-                        self._say("`tuskline init` has not made the functions for FLUSH from SQL")
+                        self._say(
+                            "the functions for FLUSH from SQL do not exist: run `tuskline init`"
+                        )
                         self._stop.wait(_NOT_MADE)
                         continue
                     server = self._registered(connection)

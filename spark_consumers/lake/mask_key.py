@@ -43,7 +43,7 @@ def check_key(rules: Iterable[LayoutRule], key: bytes) -> None:
     if hashed and not key:
         rule, mask = hashed[0]
         raise ConfigError(
-            f"the column {mask.column} of {rule.pattern.text} is to be hashed, and there is no key",
+            f"column {mask.column} of {rule.pattern.text} is to be hashed, but no key is configured",
             where="lake.mask_key_file",
             repair=f"{_WRITE}; name it in [lake] mask_key_file, or put the key into {VARIABLE}",
         )

@@ -98,7 +98,7 @@ BEGIN
         ended := timelines -> 'ends' ->> part[3];
         IF ended IS NULL THEN
             RAISE EXCEPTION USING ERRCODE = 'TK004',
-                MESSAGE = format('the flush token is of timeline %s, which is no part of this server''s history', part[3]),
+                MESSAGE = format('the flush token is of timeline %s, which is not part of this server''s history', part[3]),
                 HINT = 'If this is a former primary, wait on the present one.';
         ELSIF part[4]::pg_lsn > ended::pg_lsn THEN
             RAISE EXCEPTION USING ERRCODE = 'TK005', MESSAGE = 'the transaction of the flush token was lost in a failover',
@@ -109,11 +109,11 @@ BEGIN
     BEGIN
         state := txid_status(xid);
     EXCEPTION WHEN invalid_parameter_value THEN
-        RAISE EXCEPTION USING ERRCODE = 'TK004', MESSAGE = 'the flush token names a transaction that this server has not had',
+        RAISE EXCEPTION USING ERRCODE = 'TK004', MESSAGE = 'the flush token names a transaction ID that this server has not assigned',
             HINT = 'Use the value that tuskline.flush_token() returned.';
     END;
     IF state IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'TK007', MESSAGE = 'the transaction of the flush token is too old to tell whether it committed',
+        RAISE EXCEPTION USING ERRCODE = 'TK007', MESSAGE = 'the outcome of the flush token''s transaction is no longer known',
             HINT = 'Wait without a token, for everything that is committed by now.';
     ELSIF state = 'aborted' THEN
         RAISE EXCEPTION USING ERRCODE = 'TK003', MESSAGE = 'the transaction of the flush token was rolled back',
@@ -206,11 +206,11 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'TK001', MESSAGE = 'the transaction is not readable in the lake yet',
             DETAIL = held,
             HINT = CASE
-                WHEN 'driver' = ANY (stages) THEN 'Start `tuskline lake run`. Of a lake that is no more, an administrator deletes '
-                    'the row in tuskline.lakes; or name the lake to wait for.'
-                WHEN stages = '{tables}' THEN '`tuskline table list` has the states of tables. Wait longer, or have paused the tables '
-                    'that need not be waited for.'
-                ELSE '`tuskline status` says what the log and the lake do. Wait longer, with a greater timeout.' END;
+                WHEN 'driver' = ANY (stages) THEN 'Start `tuskline lake run`. If the lake no longer exists, have an administrator delete '
+                    'its row in tuskline.lakes, or name the lake to wait for.'
+                WHEN stages = '{tables}' THEN '`tuskline table list` shows the states of tables. Wait again, or have the tables paused that '
+                    'need not be waited for.'
+                ELSE '`tuskline status` shows the state of the log and the lake. Wait again, with a longer timeout.' END;
     ELSIF ask THEN
         PERFORM pg_notify('tuskline_flush', format('%s %s', kind, xid));
     END IF;
@@ -248,7 +248,7 @@ BEGIN
     IF NOT may_commit THEN
         RAISE EXCEPTION USING ERRCODE = 'active_sql_transaction',
             MESSAGE = 'cannot wait for the lake in a transaction block or a function',
-            HINT = 'COMMIT first, and CALL the procedure by itself; with a driver that begins transactions, in autocommit.';
+            HINT = 'Run COMMIT first, and CALL the procedure by itself. A client library that begins transactions needs autocommit.';
     END IF;
     deadline := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) timeout;
     LOOP
@@ -301,7 +301,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 BEGIN
     IF NOT tuskline.is_source() THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to report a lake',
-            HINT = 'The role of the source may, which may write tuskline.flush.';
+            HINT = 'Only a role that may update tuskline.flush may report a lake.';
     END IF;
     INSERT INTO tuskline.lakes AS l (lake, stream, publication, driver, timelines)
     VALUES ($1, $2, $3, pg_backend_pid(), $4)
@@ -317,7 +317,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 BEGIN
     IF NOT tuskline.is_source() THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to report a lake',
-            HINT = 'The role of the source may, which may write tuskline.flush.';
+            HINT = 'Only a role that may update tuskline.flush may report a lake.';
     END IF;
     UPDATE tuskline.lakes AS l
     SET timeline = coalesce($3, l.timeline), visible = coalesce($4, l.visible), epoch = coalesce($5, l.epoch),

@@ -162,7 +162,7 @@ def test_init_has_schema_changes_recorded_and_detach_takes_it_back(
             "SELECT evtenabled FROM pg_event_trigger WHERE evtname = 'tuskline_ddl'"
         ).fetchone()
     assert row == ("A",)
-    assert "recorded: the lake follows" in str(tuskline.json("doctor", code=0)["findings"])
+    assert "recorded: columns that are added" in str(tuskline.json("doctor", code=0)["findings"])
     taken = {row["removed"] for row in tuskline.json("detach")["removed"]}
     assert "event trigger tuskline_ddl" in taken
     assert difference(before, server_state(shop.dsn)) == []

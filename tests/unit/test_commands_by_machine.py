@@ -47,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     # Of the lake, where it is known.
     "flush --timeout 0": {"lake"},
     "sync --timeout 0": {"lake"},
+    "verify": {"lake"},
     "lake verify": {"lake"},
     "epochs list": {"lake"},
     "epochs show 1": {"lake"},

@@ -246,7 +246,7 @@ def test_deletes_of_no_table_are_named(tmp_path, line, message):
         ('pattern = "public.*"\noptions = { "format-version" = "2" }', r"\[lake.deletes\]"),
         ('pattern = "public.*"\nsource = "shpo"', "no source 'shpo'\n.*'shop'"),
         ('pattern = "public.*"\npartitions = []', "partitions'\n.*'partition'"),
-        ('pattern = "public.*"\nmask = { email = "md5" }', "mask of email: 'md5' is none of"),
+        ('pattern = "public.*"\nmask = { email = "md5" }', "mask of email: 'md5' is not \"hash\""),
         ('pattern = "public.*"\nmask = { a = "drop", A = "hash" }', "column a has two masks"),
         ('pattern = "public.*"\nmask = { "a b" = "drop" }', "'a b' is not a column"),
     ],

@@ -15,9 +15,10 @@ from spark_consumers.lake.views.average import average
 from spark_consumers.lake.views.damaged import without_damaged
 from spark_consumers.lake.views.incremental import Flat, Grouped
 from spark_consumers.lake.views.plan import Apply, Compute, Keep, Stale, decide
-from spark_consumers.lake.views.translate import BaseTable, translate
+from spark_consumers.lake.views.translate import BaseTable, base_tables, translate
 from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.observability.table_problems import sentences
+from walsender_bridge.postgres.column_masks import ColumnMask
 
 _NUMERIC = ((12 << 16) | 3) + 4
 ORDERS = BaseTable(
@@ -85,30 +86,30 @@ def test_the_form_of_a_query_says_how_its_view_is_kept(sql, form):
         ("SELECT id FROM orders ORDER BY id", "ORDER"),
         ("SELECT id FROM orders LIMIT 3", "LIMIT"),
         ("SELECT amount / 3 AS a FROM orders", "quotient"),
-        ("SELECT weight * 2 AS w FROM orders", "arithmetic of double precision"),
+        ("SELECT weight * 2 AS w FROM orders", "arithmetic on double precision"),
         ("SELECT sum(weight) FROM orders", "the sum of floats"),
         ("SELECT price + 1 AS p FROM orders", "numeric without precision"),
         ("SELECT id FROM orders WHERE note < 'x'", "order of text"),
         ("SELECT max(note) FROM orders", "order of text"),
         ("SELECT min(ref) FROM orders", "order of uuid"),
-        ("SELECT id FROM orders WHERE code = 'x'", "not read alike"),
+        ("SELECT id FROM orders WHERE code = 'x'", "read this text differently"),
         ("SELECT o.id FROM orders o JOIN orders p ON o.code = p.code", "compares"),
         ("SELECT id FROM orders WHERE note ~ 'x'", "not supported"),
         ("SELECT id FROM orders WHERE note ILIKE 'x'", "not supported"),
         (r"SELECT id FROM orders WHERE note LIKE 'a\_'", "no backslash"),
         ("SELECT upper(note) AS u FROM orders", "UPPER"),
-        ("SELECT note || id AS n FROM orders", "|| is supported of text"),
+        ("SELECT note || id AS n FROM orders", "|| is supported for text"),
         ("SELECT id FROM orders WHERE note = id", "compares text with integer"),
-        ("SELECT id FROM orders WHERE day > 'yesterday'", "not read alike"),
-        ("SELECT id FROM orders WHERE seen > '2024-01-01 00:00:00'", "not read alike"),
+        ("SELECT id FROM orders WHERE day > 'yesterday'", "read this text differently"),
+        ("SELECT id FROM orders WHERE seen > '2024-01-01 00:00:00'", "read this text differently"),
         ("SELECT seen::date AS d FROM orders", "a cast of timestamptz to date"),
         ("SELECT extract(hour FROM seen) AS h FROM orders", "without time zone"),
-        ("SELECT extract(second FROM at) AS s FROM orders", "supported are"),
+        ("SELECT extract(second FROM at) AS s FROM orders", "the supported fields are"),
         ("SELECT amount::int AS a FROM orders", "a cast of numeric(12,3) to integer"),
         ("SELECT note::varchar(3) AS n FROM orders", "a cast to VARCHAR(3)"),
         ("SELECT sum(amount) OVER () AS s FROM orders", "not supported"),
         ("SELECT array_agg(id) AS a FROM orders", "not supported"),
-        ("SELECT sum(DISTINCT id) AS a FROM orders", "DISTINCT is supported in count"),
+        ("SELECT sum(DISTINCT id) AS a FROM orders", "DISTINCT is supported only in count"),
         ("SELECT note, id FROM orders GROUP BY note", "must be in GROUP BY"),
         ("SELECT doc FROM orders GROUP BY doc", "GROUP BY compares"),
         ("SELECT DISTINCT tags FROM orders", "DISTINCT compares"),
@@ -187,6 +188,20 @@ TABLE = TableVersion(
 )
 MADE = translate("SELECT id FROM orders", TABLES)
 VIEW_TABLE = replace(TABLE, path="tables/v%t1-0b", key=())
+
+
+def test_a_view_reads_masked_columns_as_the_lake_has_them() -> None:
+    masks = (ColumnMask("customer", "hash", "f"), ColumnMask("note", "drop"))
+    tables = base_tables({ORDERS.full_name: replace(TABLE, masks=masks)})
+    made = translate("SELECT * FROM orders", tables)
+    assert "note" not in made.columns.names
+    assert str(made.columns.field("customer").type) == "string"
+    with pytest.raises(NotSupportedError, match="text with integer"):
+        translate("SELECT id FROM orders WHERE customer = 1", tables)
+    with pytest.raises(NotSupportedError, match="note does not exist"):
+        translate("SELECT note FROM orders", tables)
+
+
 VIEW = ViewVersion(
     "SELECT id FROM orders",
     VIEW_TABLE,

@@ -43,16 +43,16 @@ def init(
         bool,
         typer.Option(
             "--record-ddl",
-            help="Have an event trigger record schema changes, which the lake then follows without a copy.",
+            help="Create an event trigger that records changes of columns, so that the lake follows most of them without a copy.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create publication, slot and flush table on the servers.
+    """Create publication, slot and own schema on the servers.
 
-    With --admin, create the role as well. Run it again to bring the publication in line with `tables`. With [safekeepers],
-    also create what the quorum needs, and make commits wait for the quorum if the proposer is attached and no other
-    standby is synchronous. With [gate] candidates and --admin, let the role see the walsenders of their slots.
+    The schema tuskline has the flush table and the functions of FLUSH. With --admin, create the role as well. Run it again to
+    bring the publication in line with `tables`. With [safekeepers], also create what the quorum needs, and make commits wait
+    for the quorum if the proposer is attached and no other standby is synchronous. With [gate] candidates and --admin, let the role see the walsenders of their slots.
     """
     from walsender_bridge.provisioning import init as attaching
     from walsender_bridge.provisioning import schema_changes

@@ -75,9 +75,9 @@ def sync(
     token: Tokens = None,
     as_json: AsJson = False,
 ) -> None:
-    """Wait, as flush does, for an epoch that the lake writes in its own time.
+    """Wait, as flush does, but without forcing an epoch.
 
-    No epoch is forced, so this takes up to [lake] epoch_interval.
+    The lake writes the epoch in its own time: this may take [lake] epoch_interval seconds and longer.
     """
     _wait(config, timeout, token or [], as_json=as_json, forced=False)
 

@@ -41,7 +41,10 @@ def report(
     every: Annotated[float, typer.Option(help="Seconds between observations.", min=0.2)] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Observe this machine's parts for some time, and write a page with charts: freshness, lag, epochs, processes."""
+    """Observe this machine's parts, and write a page of charts.
+
+    The charts show freshness, lag, epochs, processes and problems.
+    """
     from walsender_bridge.report import recording
     from walsender_bridge.report.page import page
     from walsender_bridge.report.recorder import Recorder

@@ -46,13 +46,13 @@ def verify(
     ] = None,
     sample: Annotated[
         float,
-        typer.Option(help="Part of the chunks to compare, chosen at random.", min=0.0, max=1.0),
+        typer.Option(help="Fraction of the chunks to compare, chosen at random.", min=0.0, max=1.0),
     ] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Seed of the choice; default: random.")] = None,
     load: Annotated[
         float,
         typer.Option(
-            help="Part of the time for which the source is queried, by one connection.",
+            help="Fraction of the time in which the source is queried, by one connection.",
             min=0.01,
             max=1.0,
         ),
@@ -60,7 +60,7 @@ def verify(
     snapshot_seconds: Annotated[
         float,
         typer.Option(
-            help="Seconds for which a snapshot of the source is held; what is left then is compared at another one.",
+            help="Seconds to hold a snapshot of the source, at most; the chunks that are left are compared at another one.",
             min=10.0,
         ),
     ] = 600.0,
@@ -74,9 +74,9 @@ def verify(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the tables of the lake with their sources, at exact cuts. Exit code 21: a row differs.
+    """Compare the rows of the lake with those of the sources.
 
-    The sources may be written to meanwhile. See docs/verify.md.
+    Both are read at exact cuts; the sources may be written to meanwhile. Exit code 21: rows differ; 19: a table was not compared. See docs/verify.md.
     """
     settings = load_config(config)
     lake = lake_section(settings)
@@ -89,7 +89,9 @@ def verify(
 
     output = Output(as_json=as_json)
     if sample == 0.0:
-        raise UsageError("--sample must be greater than 0", repair="specify a part, such as 0.1")
+        raise UsageError(
+            "--sample must be greater than 0", repair="specify a fraction, such as 0.1"
+        )
     with alone("verify", [settings.run_dir]):
         record = _begun(settings, tables or (), sample, seed, output, restart=restart)
         shown: list[Values] = []

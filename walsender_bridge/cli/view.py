@@ -54,7 +54,7 @@ def view_definitions(lake: "LakeSection") -> "list[ViewDefinition]":
 
 @view_app.command("list")
 def list_views(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """List the views, as the newest epoch has them."""
+    """List the views of the newest epoch, and those of the configuration that it does not have yet."""
     lake = lake_section(load_config(config))
     head = lake_chain(lake).head()
     there = {} if head is None else head.views
@@ -106,7 +106,9 @@ def explain(
     ]
     if len(found) != 1:
         known = ", ".join(view.name for view in view_definitions(lake)) or "none"
-        raise UsageError(f"{name!r} is not the name of one view", repair=f"configured are: {known}")
+        raise UsageError(
+            f"{name!r} is not the name of exactly one view", repair=f"configured are: {known}"
+        )
     head = lake_chain(lake).head()
     if head is None:
         raise LakeError(

@@ -96,10 +96,12 @@ def evaluate(
 
 def _schema_changes(facts: Facts, where: str) -> Finding:
     """Whether the server records schema changes: it works without, at the cost of copies."""
-    what = "recorded: the lake follows columns that are added, dropped, renamed or widened without a copy"
+    what = (
+        "recorded: columns that are added, dropped, renamed or widened are followed without a copy"
+    )
     if not facts["records_ddl"]:
         what = (
-            "not recorded: the log does not have which column was dropped or renamed, so most schema changes cause another copy"
+            "not recorded: the log does not show which column was dropped or renamed, so most schema changes cause another copy"
             " of their table; `tuskline init --record-ddl` has an event trigger record them (docs/tables.md)"
         )
     return Finding("schema changes", where, what)

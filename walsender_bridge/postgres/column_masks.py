@@ -30,9 +30,9 @@ class ColumnMask(NamedTuple):
         if isinstance(value, Mapping) and set(value) == {CONSTANT}:
             if isinstance(value[CONSTANT], str):
                 return cls(name, CONSTANT, value[CONSTANT])
-            raise ValueError(f"mask of {column}: write the constant as a text in quotes")
+            raise ValueError(f"mask of {column}: write the constant as a string in quotes")
         raise ValueError(
-            f'mask of {column}: {value!r} is none of "hash", "drop" and {{ constant = "..." }}'
+            f'mask of {column}: {value!r} is not "hash", "drop" or {{ constant = "..." }}'
         )
 
 

@@ -40,7 +40,7 @@ def record_ddl(source: CaptureSource, admin: str | None = None) -> list[Provisio
             raise PrivilegeError(
                 f"schema changes cannot be recorded: {error.diag.message_primary}",
                 where=source.where,
-                repair="run tuskline init --record-ddl --admin user=..., with a superuser to whom the schema tuskline belongs",
+                repair="run tuskline init --record-ddl --admin user=... with a superuser; the schema tuskline has to belong to a superuser",
             ) from None
     return [] if before and published else [made]
 

@@ -193,7 +193,7 @@ def fitted(found: Typed, kind: SqlType) -> Typed:
     }.get(kind.kind)
     if made is None or not made[0].fullmatch(text):
         raise refused(
-            f"'{text}' as {kind.name}: its text is not read alike by both systems",
+            f"'{text}' as {kind.name}: PostgreSQL and Spark may read this text differently",
             "write it as 2024-01-31, 2024-01-31 10:00:00 or 2024-01-31 10:00:00+00:00, or without quotes where it is a number",
         )
     return Typed(f"{made[1]}{found.text}", kind)
@@ -287,7 +287,7 @@ def _like(made: Expressions, node: exp.Like) -> Typed:
     value, pattern = made.of(node.this), made.of(node.expression)
     if value.type.kind is not Kind.TEXT or pattern.literal is None or "\\" in pattern.literal:
         raise refused(
-            f"{_short(node)}: LIKE is supported of text, with a pattern in quotes that has no backslash"
+            f"{_short(node)}: LIKE is supported for text, with a pattern in quotes that has no backslash"
         )
     word = "NOT LIKE" if node.args.get("negate") else "LIKE"
     return Typed(f"({value.text} {word} {pattern.text})", BOOL)
@@ -299,12 +299,12 @@ def _numbers(made: Expressions, node: exp.Expression) -> tuple[Typed, Typed, boo
     for each in (one, other):
         if each.type.kind in FLOATS:
             raise refused(
-                f"{_short(node)}: arithmetic of {each.type.name} is not supported in a view",
+                f"{_short(node)}: arithmetic on {each.type.name} is not supported in a view",
                 "cast it to numeric(p,s) at the source, or compute it in the query that reads the view",
             )
         if each.type.kind not in {*INTEGERS, Kind.NUMERIC}:
             raise refused(
-                f"{_short(node)}: arithmetic of {each.type.name} is not supported in a view"
+                f"{_short(node)}: arithmetic on {each.type.name} is not supported in a view"
             )
     return one, other, {one.type.kind, other.type.kind} <= set(INTEGERS)
 
@@ -348,7 +348,7 @@ def _integer_division(operator: str) -> "Callable[[Expressions, exp.Expression],
 def _negative(made: Expressions, node: exp.Neg) -> Typed:
     found = made.of(node.this)
     if found.type.kind not in {*INTEGERS, Kind.NUMERIC}:
-        raise refused(f"{_short(node)}: arithmetic of {found.type.name} is not supported in a view")
+        raise refused(f"{_short(node)}: arithmetic on {found.type.name} is not supported in a view")
     text = f"(- {found.text})"
     return Typed(f"CAST({text} AS SMALLINT)" if found.type.kind is Kind.INT2 else text, found.type)
 
@@ -356,7 +356,7 @@ def _negative(made: Expressions, node: exp.Neg) -> Typed:
 def _concatenated(made: Expressions, node: exp.DPipe) -> Typed:
     parts = [fitted(made.of(each), TEXT) for each in (node.this, node.expression)]
     if any(each.type.kind is not Kind.TEXT for each in parts):
-        raise refused(f"{_short(node)}: || is supported of text", "cast an integer with ::text")
+        raise refused(f"{_short(node)}: || is supported for text", "cast an integer with ::text")
     return Typed(f"({parts[0].text} || {parts[1].text})", TEXT)
 
 
@@ -464,14 +464,14 @@ def _cast(made: Expressions, node: exp.Cast) -> Typed:
 def _length(made: Expressions, node: exp.Length) -> Typed:
     value = made.of(node.this)
     if value.type.kind is not Kind.TEXT:
-        raise refused(f"{_short(node)}: supported of text")
+        raise refused(f"{_short(node)}: supported for text")
     return Typed(f"CHAR_LENGTH({value.text})", INT4)
 
 
 def _absolute(made: Expressions, node: exp.Abs) -> Typed:
     value = made.of(node.this)
     if value.type.kind not in {Kind.INT4, Kind.INT8, Kind.NUMERIC}:
-        raise refused(f"{_short(node)}: supported of integer, bigint and numeric")
+        raise refused(f"{_short(node)}: supported for integer, bigint and numeric")
     return Typed(f"ABS({value.text})", value.type)
 
 
@@ -482,7 +482,7 @@ def _round(made: Expressions, node: exp.Round) -> Typed:
         kind = numeric(38, count)
         return Typed(f"CAST({value.text} AS {kind.spark})", kind)
     if value.type.kind is not Kind.NUMERIC or count < 0:
-        raise refused(f"{_short(node)}: supported of numeric, to a constant number of digits")
+        raise refused(f"{_short(node)}: supported for numeric, to a constant number of digits")
     if count >= value.type.scale:
         return value
     kind = numeric(min(38, value.type.precision - value.type.scale + count + 1), count)
@@ -492,7 +492,7 @@ def _round(made: Expressions, node: exp.Round) -> Typed:
 def _substring(made: Expressions, node: exp.Substring) -> Typed:
     value, start, length = made.of(node.this), node.args.get("start"), node.args.get("length")
     if value.type.kind is not Kind.TEXT or start is None or not start.is_int or int(start.name) < 1:
-        raise refused(f"{_short(node)}: supported of text, from a constant position of 1 or more")
+        raise refused(f"{_short(node)}: supported for text, from a constant position of 1 or more")
     if length is None:
         return Typed(f"SUBSTRING({value.text}, {start.name})", TEXT)
     if not length.is_int:
@@ -505,7 +505,7 @@ def _extract(made: Expressions, node: exp.Extract) -> Typed:
     of_date = value.type.kind is Kind.DATE and field not in _OF_TIME
     if field not in _FIELDS or not (of_date or value.type.kind is Kind.TIMESTAMP):
         raise refused(
-            f"{_short(node)}: supported are {', '.join(sorted(_FIELDS))} of a date or a timestamp without time zone"
+            f"{_short(node)}: the supported fields are {', '.join(sorted(_FIELDS))}, of a date or a timestamp without time zone"
         )
     kind = numeric(10, 0)
     return Typed(f"CAST(EXTRACT({field.upper()} FROM {value.text}) AS {kind.spark})", kind)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from sqlglot import exp, parse
 from sqlglot.errors import SqlglotError
 
+from spark_consumers.decode.masking import kept
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.views.expressions import (
     Column,
@@ -51,6 +52,7 @@ from spark_consumers.lake.views.sql_types import (
     summed,
 )
 from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.postgres.protocol import pgoutput
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 
 #: Changes when views are computed otherwise: they are recomputed then.
@@ -64,7 +66,7 @@ _AGGREGATES = (exp.Count, exp.Sum, exp.Min, exp.Max, exp.Avg, exp.LogicalAnd, ex
 
 @dataclass(frozen=True, slots=True)
 class BaseTable:
-    """A table that views may read: `stream.schema.table`, its schema and name, and its columns as the log describes them."""
+    """A table that views may read: `stream.schema.table`, its schema and name, and its columns as the lake has them, with PostgreSQL's types."""
 
     full_name: str
     stream: str
@@ -113,7 +115,9 @@ def base_tables(tables: Mapping[str, TableVersion]) -> dict[str, BaseTable]:
         stream, _, relation = full.partition(".")
         schema, name = split_relation(relation)
         if table.layout:
-            found[full] = BaseTable(full, stream, schema, name, table.layout)
+            sent = [pgoutput.Column(*column, is_key=False) for column in table.layout]
+            layout = tuple((c.name, c.type_oid, c.typmod) for c in kept(sent, table.masks))
+            found[full] = BaseTable(full, stream, schema, name, layout)
     return found
 
 
@@ -455,7 +459,7 @@ class _Aggregates:
         if is_distinct:
             check_parts(argument, {"expressions"})
             if not isinstance(node, exp.Count) or len(argument.expressions) != 1:
-                raise refused(f"{what}: DISTINCT is supported in count of one expression")
+                raise refused(f"{what}: DISTINCT is supported only in count, of one expression")
             argument = argument.expressions[0]
         if isinstance(argument, exp.Star):
             if not condition:
@@ -464,7 +468,7 @@ class _Aggregates:
                 self._state("count", Typed("1", SqlType(Kind.INT4)), condition, INT8).name, INT8
             )
         if _aggregates(argument):
-            raise refused(f"{what}: an aggregate inside of another one")
+            raise refused(f"{what}: aggregate function calls cannot be nested")
         value = fitted(self._plain().of(argument), TEXT)
         if is_distinct:
             _groupable(value.type, what)
@@ -488,7 +492,7 @@ class _Aggregates:
         if value.type.kind not in ORDERED:
             raise refused(f"{what} depends on the order of {value.type.name}")
         if value.type.kind in FLOATS:
-            self.why = self.why or "it has an extreme of floats"
+            self.why = self.why or "it has min or max of floats"
         return Typed(self._state(rule, value, condition, value.type).name, value.type)
 
     def _sum(self, node: exp.Expression, value: Typed, condition: str, what: str) -> Typed:
@@ -498,7 +502,7 @@ class _Aggregates:
                 "cast them to numeric(p,s) at the source",
             )
         if value.type.kind not in {*INTEGERS, Kind.NUMERIC}:
-            raise refused(f"{what}: not supported of {value.type.name}")
+            raise refused(f"{what}: not supported for {value.type.name}")
         count = self._state("count", value, condition, INT8).name
         scale = as_numeric(value.type).scale
         total = self._state("sum", value, condition, numeric(37, scale)).name
