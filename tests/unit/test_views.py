@@ -259,6 +259,18 @@ def test_a_live_read_names_a_view_that_it_cannot_compute_as_stale():
     assert "shop.views.v" not in strict.tables
 
 
+def test_a_table_that_comes_with_the_name_of_a_view_is_read():
+    view = replace(VIEW, table=replace(VIEW_TABLE, state=STALE, as_of=3, reason="taken"))
+    tables = {NAME: replace(TABLE, path="tables/orders%t2-0c")}
+    manifest = Manifest("lake", 6, 9, 6, 1, 0.0, tables=tables, views={"public.orders": view})
+    assert manifest.readable == tables
+    snapshot = Snapshot(MagicMock(), Path(), manifest)
+    assert snapshot.tables == [NAME]
+    assert not snapshot.stale
+    # Its files stay until the view's table has left the links.
+    assert len(manifest.versions) == 2
+
+
 def test_names_and_texts_are_quoted():
     odd = BaseTable("s.public.t", "s", "public", "T`{x}", (("a`{0}", 25, -1),))
     made = translate("""SELECT "a`{0}" AS x FROM "T`{x}" WHERE "a`{0}" = 'it''s {\\'""", {"t": odd})
