@@ -352,7 +352,7 @@ class ViewWriter:
             )
             target = self._target(work, view, made, table)
             record = f"{work.scratch}/{target.scratch_name}-view.pickle"
-            staged = sink(frame.coalesce(1), StageChanges(target, work.scratch), record)
+            staged = sink(frame.repartition(1), StageChanges(target, work.scratch), record)
         finally:
             for each in cached:
                 each.unpersist()
