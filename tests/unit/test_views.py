@@ -145,6 +145,7 @@ def test_the_form_of_a_query_says_how_its_view_is_kept(sql, form):
         ("SELECT id::numeric(id) AS a FROM orders", "a cast to DECIMAL(ID)"),
         ("SELECT count() AS n FROM orders", "has no argument"),
         ("SELECT user FROM orders", "in double quotes"),
+        ('SELECT id AS "${env:HOME}" FROM orders', "another name"),
         ("SELECT c.* FROM orders", "FROM has no such table"),
         ("SELECT id FROM orders WHERE note LIKE '_\U0001f600%'", "beyond U+FFFF"),
         ("SELECT id FROM ((SELECT id FROM orders) LIMIT 1) AS o", "LIMIT"),

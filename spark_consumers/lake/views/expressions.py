@@ -88,7 +88,9 @@ def refused(what: str, repair: str = "") -> NotSupportedError:
 
 
 def quoted(name: str) -> str:
-    """A name in Spark's SQL, inside a text with placeholders."""
+    """A name in Spark's SQL, inside a text with placeholders. Raises `NotSupportedError` for one that Spark would substitute (`string`)."""
+    if "${" in name:
+        raise refused(f"a column or alias with the name {name!r}", "give it another name")
     return "`" + name.replace("`", "``").replace("{", "{{").replace("}", "}}") + "`"
 
 
