@@ -244,8 +244,10 @@ class Snapshot(Mapping[str, "DataFrame"]):
         self._views = {
             view.full_name(name): view
             for name, view in manifest.views.items()
-            if view.table is not None
+            if view.table is not None and view.full_name(name) not in manifest.tables
         }
+        #: Of a live read, the views that it cannot compute: they are those of the epoch.
+        self._not_computed = {} if tail is None else self._views_without_tables()
         self._withheld = {} if allow_stale else self._behind()
 
     @property
@@ -268,7 +270,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         """The tables whose rows are those of an earlier epoch, and why: paused, stale, copied again, or left."""
         return {
             name: f"as of epoch {table.as_of}: {table.reason or table.state}"
-            for name, table in self.manifest.readable.items()
+            for name, table in {**self.manifest.readable, **self._not_computed}.items()
             if table.state != LIVE and table.as_of != self.epoch
         }
 
@@ -320,7 +322,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         """What is left out unless it is asked for."""
         head = self.manifest
         behind = {name: t for name, t in head.readable.items() if is_behind(head, t)}
-        return behind if self._tail is None else behind | self._views_without_tables()
+        return behind | self._not_computed
 
     def _views_without_tables(self) -> dict[str, TableVersion]:
         """The views that a live read cannot compute, since it has not all of their tables at its version."""

@@ -4,6 +4,7 @@ import hmac
 import json
 import zlib
 from base64 import b64encode
+from collections import Counter
 from hashlib import sha256
 from typing import Any
 
@@ -14,6 +15,7 @@ from spark_consumers import read
 from spark_consumers.lake.epoch import plan
 from spark_consumers.lake.epoch.quarantined_rows import rows_of
 from spark_consumers.lake.manifest.table_version import STALE
+from spark_consumers.lake.views.definition import ViewDefinition
 from tests.support.capture_stack import STREAM
 from tests.support.lake_pipeline import Pipeline
 from tests.support.pinned import connect_pinned
@@ -249,6 +251,34 @@ def test_a_mask_that_is_set_later_keeps_values_out_from_the_restart_on(spark, tm
         }
         written = [path for path, content in contents(pipeline.lake) if b"afterwards" in content]
         assert not written, "between the restart and the copy nothing was written unmasked"
+
+
+def test_a_view_has_the_columns_of_a_masked_table_that_the_lake_has(spark, tmp_path, database):
+    views = (
+        ViewDefinition("views.bags", "SELECT * FROM bag"),
+        ViewDefinition("views.accounts", "SELECT email, count(*) AS n FROM bag GROUP BY email"),
+        ViewDefinition("views.numbers", "SELECT n, at FROM logins WHERE email IS NOT NULL"),
+    )
+    database.execute(*TABLES)
+    rules = [*RULES[:1], rule("logins", {"n": "hash", "email": "hash"}), *RULES[2:]]
+    with Pipeline(spark, tmp_path, database, PUBLISHED) as pipeline:
+        pipeline.house = pipeline.lakehouse(
+            layouts=rules,
+            mask_key=KEY,
+            on_unrepresentable_value={"default": "quarantine"},
+            views=views,
+        )
+        pipeline.wait_for_tables(*MASKS)
+        for change in ("SELECT 1", *(c for c in CHANGES if " bag " in c or " logins " in c)):
+            database.execute(change)
+            snapshot = pipeline.flush()
+            bag = snapshot["bag"]
+            assert Counter(snapshot["bags"].collect()) == Counter(bag.collect())
+            counts = bag.groupBy("email").count().collect()
+            assert Counter(snapshot["accounts"].collect()) == Counter(counts)
+            numbers = snapshot["logins"].select("n", "at").collect()
+            assert Counter(snapshot["numbers"].collect()) == Counter(numbers)
+        assert_nothing_leaked(pipeline.lake)
 
 
 def test_masks_that_a_table_cannot_have_copy_nothing(spark, tmp_path, database, monkeypatch):

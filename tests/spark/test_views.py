@@ -246,6 +246,25 @@ def test_27_a_view_whose_column_is_gone_is_stale_and_follows_its_new_definition(
     assert BAG.name not in snapshot.manifest.views
 
 
+def test_27_constants_and_names_mean_the_same_as_in_postgresql(pipeline, database):
+    views = (
+        ViewDefinition(
+            "views.constants",
+            "SELECT id, nullif('t1', title) AS a, nullif(id, 2.5) AS b, nullif('x', NULL) AS c, '${env:HOME}' AS d,"
+            " title = '$t' AS e, title LIKE 't$%' AS f, substring(title, 1, 0) AS g, substring(title, 2) AS h, NULL = NULL AS i FROM docs",
+        ),
+        ViewDefinition("views.extremes", "SELECT bool_and(id > 3), bool_or(id > 3) FROM docs"),
+        ViewDefinition(
+            "views.nested",
+            "WITH d AS (SELECT id FROM docs), e AS (SELECT d.id FROM d JOIN pairs p ON p.a = d.id) SELECT * FROM e",
+        ),
+    )
+    with_views(pipeline, *views)
+    assert_views(database, pipeline.flush(), views)
+    database.execute("UPDATE docs SET title = CASE WHEN id < 4 THEN '$t' ELSE 't$x' END")
+    assert_views(database, pipeline.flush(), views)
+
+
 def test_27_a_query_that_fails_makes_its_view_stale_and_holds_nothing(pipeline, database):
     failing = ViewDefinition("views.failing", "SELECT id, 10 / (id - 6) AS q FROM docs")
     with_views(pipeline, failing, FLAT)

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from spark_consumers.lake.equality.chunks import Chunks, buckets_of, ranges_of, 
 from spark_consumers.lake.equality.cut import Cut
 from spark_consumers.lake.equality.forms import forms, joined
 from spark_consumers.lake.equality.record import Difference, EqualityRecord, TableRecord
-from spark_consumers.lake.equality.run import _why_not
+from spark_consumers.lake.equality.run import _Comparison, _why_not
 from spark_consumers.lake.equality.sums import Sums, added, differing, digests
 from spark_consumers.lake.manifest.chain import Manifest
 from spark_consumers.lake.manifest.table_version import TableVersion
@@ -43,6 +44,23 @@ def test_columns_cannot_be_taken_for_one_another():
     ]
     found = {digest_of([one], [two]) for one, two in rows}
     assert len(found) == len(rows)
+
+
+def test_a_table_whose_key_was_renamed_between_two_cuts_is_divided_again():
+    """The chunks are of a column that is not there any more, or that is another one."""
+    table = TableVersion(
+        "p", "iceberg", 1, "", ("number",), (), 0, 0, 0, 7, layout=(("number", INT8, -1),)
+    )
+    record = TableRecord(relation_id=7, column="id", bounds=(10,), chunks=2, done=(0,))
+    run, cut, rows = MagicMock(), MagicMock(), MagicMock()
+    run.record.tables = {"s.public.t": record}
+    run.record.sample = 1.0
+    cut.lake.manifest.tables = {"s.public.t": table}
+    rows.divided.return_value = Chunks("number", (10, 20), is_uuid=False)
+    planned = _Comparison(run, cut, rows, "s.public.t")._planned()
+    assert (planned.column, planned.chunks, planned.done) == ("number", 3, ())
+    run.record.tables = {"s.public.t": planned}
+    assert _Comparison(run, cut, rows, "s.public.t")._planned() == planned
 
 
 def test_sums_count_equal_rows_and_do_not_depend_on_the_order():

@@ -370,6 +370,12 @@ def test_14_a_command_is_known_to_keep_values_only_if_all_of_it_is_read(query, k
     assert has_no_using(query, "t", "a") is known
 
 
+def test_an_expression_that_is_nested_too_deeply_to_be_read_is_no_error():
+    """It would stop all epochs: the record stays in the log."""
+    query = "ALTER TABLE t ALTER a TYPE bigint USING " + "(" * 900 + "a" + ")" * 900
+    assert not has_no_using(query, "t", "a")
+
+
 @pytest.mark.parametrize(
     ("columns", "accepted"),
     [

@@ -33,6 +33,7 @@ from walsender_bridge.errors import (
     LakeError,
     UsageError,
 )
+from walsender_bridge.postgres.column_masks import DROP, ColumnMask
 
 A, B, NEW = "shop.public.a", "shop.public.b", "shop.public.new"
 ID, TEXT, MORE = ("id", 23, -1), ("t", 25, -1), ("m", 23, -1)
@@ -287,6 +288,27 @@ def test_a_request_waits_for_a_look_that_began_after_it_came(tmp_path):
         assert round_of(B, at=later)["1"]["tables"][NEW].startswith("refused: no source")
         # Each is looked for at once, once.
         assert looks.soon.call_count == 1
+
+
+def test_masks_are_compared_until_what_came_of_it_is_in_the_chain(tmp_path):
+    """A round that fails before that must not let the table follow with its earlier masks."""
+    looks, copies, status = Mock(), Mock(), Mock(streams={}, version=50)
+    copies.finished.return_value = []
+    looks.answers.return_value = []
+    work = TableWork(
+        *(open_chain(tmp_path), "lake", {"shop": Mock()}, copies, Mock(), looks, Policy(), Mock()),
+        pins=Mock(),
+        masks=lambda name: (ColumnMask("t", DROP),) if name == A else (),
+    )
+    work._clock = Mock(now=Mock(return_value=1.0))
+    for _ in range(2):
+        # Nothing is published: the next round begins with the same head.
+        found = work.step(head(), status, Mock(), {})
+        assert found.tables[A].resync
+        assert found.tables[A].state != "live"
+        assert found.tables[B].state == "live"
+    work.settled(found)
+    assert work.step(found, status, Mock(), {}) == found
 
 
 def test_a_pause_keeps_the_log_from_where_a_table_stopped(tmp_path):

@@ -2,14 +2,18 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from spark_consumers.lake.epoch.table_changes import ChangedFile, changed_files
+from spark_consumers.lake.epoch.view_writer import ViewWriter
 from spark_consumers.lake.format.table_format import ScanFile, Vector
 from spark_consumers.lake.manifest.chain import Manifest
-from spark_consumers.lake.manifest.table_version import PAUSED, STALE, TableVersion
+from spark_consumers.lake.manifest.table_version import HELD, PAUSED, STALE, TableVersion
 from spark_consumers.lake.manifest.view_version import ViewVersion
+from spark_consumers.lake.reader import Snapshot
 from spark_consumers.lake.views import plan
 from spark_consumers.lake.views.average import average
 from spark_consumers.lake.views.damaged import without_damaged
@@ -18,7 +22,7 @@ from spark_consumers.lake.views.plan import Apply, Compute, Keep, Stale, decide
 from spark_consumers.lake.views.translate import BaseTable, base_tables, translate
 from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.observability.table_problems import sentences
-from walsender_bridge.postgres.column_masks import ColumnMask
+from walsender_bridge.postgres.column_masks import CONSTANT, DROP, HASH, ColumnMask
 
 _NUMERIC = ((12 << 16) | 3) + 4
 ORDERS = BaseTable(
@@ -132,6 +136,30 @@ def test_the_form_of_a_query_says_how_its_view_is_kept(sql, form):
         ("SELECT amount * amount * amount * amount AS a FROM orders", "38 digits"),
         ("SELECT E'a\\n' AS t FROM orders", "not supported"),
         ('SELECT note COLLATE "C" AS t FROM orders', "not supported"),
+        ("SELECT substring(note, 1, -1) AS n FROM orders", "a constant length"),
+        ("SELECT substring(note FROM -2) AS n FROM orders", "a constant position"),
+        ("SELECT round(amount, -1) AS a FROM orders", "a constant number of digits"),
+        ("SELECT nullif(id, 2.5) / 2 AS a FROM orders", "quotient"),
+        ("SELECT amount::numeric(0) AS a FROM orders", "a numeric of 0 digits"),
+        ("SELECT amount::numeric(3, 2, 1) AS a FROM orders", "a cast to DECIMAL(3, 2, 1)"),
+        ("SELECT id::numeric(id) AS a FROM orders", "a cast to DECIMAL(ID)"),
+        ("SELECT count() AS n FROM orders", "has no argument"),
+        ("SELECT user FROM orders", "in double quotes"),
+        ('SELECT id AS "${env:HOME}" FROM orders', "another name"),
+        ("SELECT c.* FROM orders", "FROM has no such table"),
+        ("SELECT id FROM orders WHERE note LIKE '_\U0001f600%'", "beyond U+FFFF"),
+        ("SELECT id FROM ((SELECT id FROM orders) LIMIT 1) AS o", "LIMIT"),
+        (
+            "SELECT c.name FROM orders o, customers b RIGHT JOIN customers c ON c.id = b.id",
+            "behind a comma",
+        ),
+        ("WITH c (name, id) AS (SELECT id, name FROM customers) SELECT id FROM c", "WITH with"),
+        (
+            "WITH c AS (SELECT id FROM customers), d AS (WITH c AS (SELECT id FROM orders) TABLE c) TABLE d",
+            "used twice in WITH",
+        ),
+        ("SELECT " + "(" * 600 + "id" + ")" * 600 + " AS i FROM orders", "nested too deeply"),
+        ("SELECT " + " + ".join(["id"] * 900) + " AS i FROM orders", "nested too deeply"),
     ],
 )
 def test_what_may_mean_something_else_on_spark_is_refused_by_name(sql, what):
@@ -152,6 +180,96 @@ def test_no_part_of_a_condition_is_lost():
         ("id IS DISTINCT FROM 3", "NOT ("),
     ]:
         assert text in translate(f"SELECT id FROM orders WHERE {sql}", TABLES).query, sql
+
+
+def test_nullif_has_the_type_and_the_values_of_its_left_side():
+    """As PostgreSQL's: a literal takes the other's type, and an integer beside a numeric is one."""
+    made = translate(
+        "SELECT nullif('x', note) AS n, nullif('2024-01-31', day) AS d FROM orders", TABLES
+    )
+    assert "ELSE 'x' END" in made.query
+    assert "ELSE DATE '2024-01-31' END" in made.query
+    made = translate("SELECT nullif(id, 2.5) AS n, nullif(small, id) AS s FROM orders", TABLES)
+    assert [str(kind) for kind in made.columns.types] == ["decimal128(11, 1)", "int16"]
+
+
+def test_comparisons_of_constants_are_those_of_texts():
+    made = translate("SELECT NULL = NULL AS a, 'x' = 'y' AS b FROM orders", TABLES)
+    assert "(CAST(NULL AS STRING) = CAST(NULL AS STRING))" in made.query
+
+
+def test_an_aggregate_without_a_name_has_postgresqls():
+    made = translate("SELECT bool_and(ok), bool_or(ok), count(*) FROM orders", TABLES)
+    assert made.columns.names[:3] == ["bool_and", "bool_or", "count"]
+
+
+def test_spark_substitutes_nothing_in_a_text():
+    """Spark replaces `${...}` in all of a statement's text, before it parses that."""
+    made = translate("SELECT id FROM orders WHERE note = '${env:HOME}'", TABLES)
+    assert "${" not in made.query
+
+
+def test_a_column_named_as_a_function_is_read_where_postgresql_reads_it():
+    odd = BaseTable("s.public.t", "s", "public", "t", (("user", 25, -1),))
+    made = translate('SELECT "user", t.user AS own FROM t', {odd.full_name: odd})
+    assert made.columns.names == ["user", "own"]
+
+
+def test_a_view_sees_the_columns_of_a_masked_table_as_the_lake_has_them():
+    masks = (
+        ColumnMask("customer", HASH, "0a"),
+        ColumnMask("amount", DROP),
+        ColumnMask("day", CONSTANT, "1900-01-01"),
+    )
+    known = base_tables({NAME: replace(TABLE, masks=masks)})
+    made = translate("SELECT * FROM orders", known)
+    assert "amount" not in made.columns.names
+    assert str(made.columns.field("customer").type) == "string"
+    assert str(made.columns.field("day").type) == "date32[day]"
+    with pytest.raises(NotSupportedError, match="compares text with integer"):
+        translate("SELECT id FROM orders WHERE customer = 5", known)
+
+
+def test_no_folder_of_a_view_goes_that_a_link_may_name_whose_publication_was_not_confirmed():
+    """After an error of the store, the writer may go on from a head behind which its own link was published."""
+    chain, format_ = MagicMock(), MagicMock()
+    chain.store.read.side_effect = FileNotFoundError
+    writer = ViewWriter(MagicMock(), chain, format_, 1, (), deletes={})
+    head = Manifest("lake", 6, 7, 6, 1, 0.0)
+    writer._made = [VIEW_TABLE.path]
+    chain.has.side_effect = lambda link: link <= 7
+    writer._remove_unnamed(head)
+    format_.drop.assert_not_called()
+    writer._remove_unnamed(replace(head, link=7, views={"views.v": VIEW}))
+    format_.drop.assert_not_called()
+    writer._made = [VIEW_TABLE.path]
+    chain.has.side_effect = lambda link: link <= 6
+    writer._remove_unnamed(head)
+    format_.drop.assert_called_once()
+
+
+def test_a_live_read_names_a_view_that_it_cannot_compute_as_stale():
+    """With `allow_stale`, its tables are of several versions: the rows are those that it had at the epoch."""
+    left_out = replace(TABLE, state=HELD, as_of=6, reason="its columns changed")
+    tables, views = {NAME: left_out}, {"views.v": VIEW}
+    manifest = Manifest("lake", 6, 9, 6, 1, 0.0, tables=tables, views=views)
+    snapshot = Snapshot(MagicMock(), Path(), manifest, allow_stale=True, tail=MagicMock())
+    assert snapshot.stale["shop.views.v"] == f"as of epoch 6: it reads {NAME}: its columns changed"
+    assert "shop.views.v" in snapshot.tables
+    strict = Snapshot(MagicMock(), Path(), manifest, tail=MagicMock())
+    assert "shop.views.v" not in strict.tables
+
+
+def test_a_table_that_comes_with_the_name_of_a_view_is_read():
+    view = replace(VIEW, table=replace(VIEW_TABLE, state=STALE, as_of=3, reason="taken"))
+    tables = {NAME: replace(TABLE, path="tables/orders%t2-0c")}
+    manifest = Manifest("lake", 6, 9, 6, 1, 0.0, tables=tables, views={"public.orders": view})
+    assert manifest.readable == tables
+    snapshot = Snapshot(MagicMock(), Path(), manifest)
+    assert snapshot.tables == [NAME]
+    assert not snapshot.stale
+    # Its files stay until the view's table has left the links.
+    assert len(manifest.versions) == 2
 
 
 def test_names_and_texts_are_quoted():

@@ -293,6 +293,9 @@ class ViewWriter:
 
     def _remove_unnamed(self, head: Manifest) -> None:
         """Remove the folders that earlier attempts have made, and no link names."""
+        if self._made and self._chain.has(head.link + 1):
+            # An attempt whose outcome was not known has been published: `head` does not say what is named.
+            return
         named = {table.path for table in head.versions}
         while self._made:
             path = self._made.pop()
@@ -349,7 +352,7 @@ class ViewWriter:
             )
             target = self._target(work, view, made, table)
             record = f"{work.scratch}/{target.scratch_name}-view.pickle"
-            staged = sink(frame.coalesce(1), StageChanges(target, work.scratch), record)
+            staged = sink(frame.repartition(1), StageChanges(target, work.scratch), record)
         finally:
             for each in cached:
                 each.unpersist()

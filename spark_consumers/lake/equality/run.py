@@ -270,7 +270,9 @@ class _Comparison:
     def _planned(self) -> TableRecord:
         """The table's record, with its chunks; begun again if another table has its name now."""
         record = self._run.record.tables[self._name]
-        if record.chunks and record.relation_id == self._table.relation_id:
+        # A cut before may have been one at which the key's first column had another name.
+        is_divided_so = record.column in {"", *self._table.key[:1]}
+        if record.chunks and record.relation_id == self._table.relation_id and is_divided_so:
             return record
         chunks = self._rows.divided(self._there, self._run.chunk_bytes)
         count = len(sampled(chunks.count, self._run.record.sample, "0"))

@@ -140,8 +140,14 @@ class Manifest:
 
     @property
     def readable(self) -> dict[str, TableVersion]:
-        """The tables that a reader of this epoch sees, those of views too, by `stream.schema.table`."""
-        return {**self.tables, **self.view_tables}
+        """The tables that a reader of this epoch sees, those of views too, by `stream.schema.table`.
+
+        A table that has come with the name of a view takes its place.
+        """
+        return {
+            **self.tables,
+            **{n: t for n, t in self.view_tables.items() if n not in self.tables},
+        }
 
     @property
     def view_tables(self) -> dict[str, TableVersion]:

@@ -49,7 +49,20 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: What EXTRACT gives of a date or a timestamp as a whole number.
 _FIELDS: Final = {"year", "quarter", "month", "day", "hour", "minute"}
 _OF_TIME: Final = {"hour", "minute"}
+#: Without quotes and without a table before them, these are no columns in PostgreSQL.
+_FUNCTIONS: Final = {
+    *(
+        "current_catalog",
+        "current_date",
+        "current_role",
+        "current_schema",
+        "current_time",
+        "current_timestamp",
+    ),
+    *("current_user", "localtime", "localtimestamp", "session_user", "system_user", "user"),
+}
 _MOST_INT4, _MOST_INT8 = 2**31 - 1, 2**63 - 1
+_MOST_CODE_UNIT = 0xFFFF
 
 
 class Typed(NamedTuple):
@@ -75,13 +88,16 @@ def refused(what: str, repair: str = "") -> NotSupportedError:
 
 
 def quoted(name: str) -> str:
-    """A name in Spark's SQL, inside a text with placeholders."""
+    """A name in Spark's SQL, inside a text with placeholders. Raises `NotSupportedError` for one that Spark would substitute (`string`)."""
+    if "${" in name:
+        raise refused(f"a column or alias with the name {name!r}", "give it another name")
     return "`" + name.replace("`", "``").replace("{", "{{").replace("}", "}}") + "`"
 
 
 def string(value: str) -> str:
-    """A text in Spark's SQL, likewise."""
-    text = value.replace("\\", "\\\\").replace("'", "\\'").replace("{", "{{").replace("}", "}}")
+    """A text in Spark's SQL, likewise. Spark would replace `${name}` in it by a setting or a variable of the environment."""
+    text = value.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024")
+    text = text.replace("{", "{{").replace("}", "}}")
     return f"'{text}'"
 
 
@@ -124,6 +140,10 @@ class Expressions:
             raise refused(f"{_short(node)}: name a column by its table's alias")
         name = name_of(node.this)
         table = name_of(node.args["table"]) if node.args.get("table") else None
+        if table is None and name in _FUNCTIONS and not node.this.args.get("quoted"):
+            raise refused(
+                f"{name}: not supported in a view", "write a column of this name in double quotes"
+            )
         found = [c for c in self.columns if c.name == name and table in {None, c.table}]
         if not found:
             raise refused(
@@ -181,6 +201,8 @@ def fitted(found: Typed, kind: SqlType) -> Typed:
     """The value; a literal in quotes or NULL with the type beside which it stands."""
     if found.type.kind is not Kind.UNKNOWN:
         return found
+    if kind.kind is Kind.UNKNOWN:
+        kind = TEXT
     if found.literal is None:
         return Typed("NULL" if kind.kind is Kind.OPAQUE else f"CAST(NULL AS {kind.spark})", kind)
     text = found.literal
@@ -202,8 +224,6 @@ def fitted(found: Typed, kind: SqlType) -> Typed:
 def _compared(one: Typed, other: Typed, what: str, *, ordered: bool) -> tuple[str, str]:
     """Both sides of a comparison."""
     one, other = fitted(one, other.type), fitted(other, one.type)
-    if Kind.UNKNOWN in {one.type.kind, other.type.kind}:
-        one, other = fitted(one, TEXT), fitted(other, TEXT)
     kinds = {one.type.kind, other.type.kind}
     numbers = {*INTEGERS, Kind.NUMERIC}
     alike = len(kinds) == 1 or kinds <= numbers
@@ -289,6 +309,9 @@ def _like(made: Expressions, node: exp.Like) -> Typed:
         raise refused(
             f"{_short(node)}: LIKE is supported for text, with a pattern in quotes that has no backslash"
         )
+    if any(ord(character) > _MOST_CODE_UNIT for character in pattern.literal):
+        # Spark makes a regular expression of the pattern's UTF-16 code units, one by one.
+        raise refused(f"{_short(node)}: a character beyond U+FFFF in a pattern is not supported")
     word = "NOT LIKE" if node.args.get("negate") else "LIKE"
     return Typed(f"({value.text} {word} {pattern.text})", BOOL)
 
@@ -408,8 +431,13 @@ def _of_all(
 
 
 def _nullif(made: Expressions, node: exp.Nullif) -> Typed:
-    value = made.of(node.this)
-    one, other = _compared(value, made.of(node.expression), _short(node), ordered=False)
+    value, beside = made.of(node.this), made.of(node.expression)
+    value = fitted(value, beside.type)
+    one, other = _compared(value, beside, _short(node), ordered=False)
+    if {value.type.kind, beside.type.kind} - set(INTEGERS) == {Kind.NUMERIC}:
+        # The result is the left side of the comparison, which is one of numerics.
+        kind = common([value.type, beside.type], _short(node))
+        value = Typed(cast(value, kind), kind)
     return Typed(f"(CASE WHEN ({one} = {other}) THEN NULL ELSE {value.text} END)", value.type)
 
 
@@ -427,8 +455,13 @@ def of_data_type(node: exp.DataType) -> SqlType:
         exp.DataType.Type.BOOLEAN: BOOL,
     }
     if node.this is exp.DataType.Type.DECIMAL:
-        limits = [int(each.name) for each in node.expressions]
-        return numeric(limits[0], limits[1] if len(limits) > 1 else 0) if limits else NUMERIC_TEXT
+        limits = [_whole(each.this) for each in node.expressions]
+        if not limits:
+            return NUMERIC_TEXT
+        precision, scale, *others = [*limits, 0, 0][: max(len(limits), 2)]
+        if precision is None or scale is None or others:
+            raise refused(f"a cast to {node.sql(dialect='postgres')}: not supported in a view")
+        return numeric(precision, scale)
     found = names.get(node.this)
     if found is None or node.expressions:
         raise refused(f"a cast to {node.sql(dialect='postgres')}: not supported in a view")
@@ -461,6 +494,13 @@ def _cast(made: Expressions, node: exp.Cast) -> Typed:
     return Typed(f"CAST({value.text} AS {kind.spark})", kind)
 
 
+def _whole(node: exp.Expression | None) -> int | None:
+    """A constant that is written in digits only; None for everything else, also for one with a sign."""
+    if not isinstance(node, exp.Literal) or node.is_string or not node.this.isdecimal():
+        return None
+    return int(node.this)
+
+
 def _length(made: Expressions, node: exp.Length) -> Typed:
     value = made.of(node.this)
     if value.type.kind is not Kind.TEXT:
@@ -477,11 +517,11 @@ def _absolute(made: Expressions, node: exp.Abs) -> Typed:
 
 def _round(made: Expressions, node: exp.Round) -> Typed:
     value, digits = made.of(node.this), node.args.get("decimals")
-    count = 0 if digits is None else int(digits.name) if digits.is_int else -1
-    if value.type.kind is Kind.NUMERIC_TEXT and count >= 0:
+    count = 0 if digits is None else _whole(digits)
+    if value.type.kind is Kind.NUMERIC_TEXT and count is not None:
         kind = numeric(38, count)
         return Typed(f"CAST({value.text} AS {kind.spark})", kind)
-    if value.type.kind is not Kind.NUMERIC or count < 0:
+    if value.type.kind is not Kind.NUMERIC or count is None:
         raise refused(f"{_short(node)}: supported for numeric, to a constant number of digits")
     if count >= value.type.scale:
         return value
@@ -491,13 +531,15 @@ def _round(made: Expressions, node: exp.Round) -> Typed:
 
 def _substring(made: Expressions, node: exp.Substring) -> Typed:
     value, start, length = made.of(node.this), node.args.get("start"), node.args.get("length")
-    if value.type.kind is not Kind.TEXT or start is None or not start.is_int or int(start.name) < 1:
+    first = _whole(start)
+    if value.type.kind is not Kind.TEXT or not first:
         raise refused(f"{_short(node)}: supported for text, from a constant position of 1 or more")
     if length is None:
-        return Typed(f"SUBSTRING({value.text}, {start.name})", TEXT)
-    if not length.is_int:
+        return Typed(f"SUBSTRING({value.text}, {first})", TEXT)
+    count = _whole(length)
+    if count is None:
         raise refused(f"{_short(node)}: supported with a constant length")
-    return Typed(f"SUBSTRING({value.text}, {start.name}, {length.name})", TEXT)
+    return Typed(f"SUBSTRING({value.text}, {first}, {count})", TEXT)
 
 
 def _extract(made: Expressions, node: exp.Extract) -> Typed:

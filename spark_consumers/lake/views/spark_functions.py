@@ -9,10 +9,11 @@ from walsender_bridge.errors import NotSupportedError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Overflows are errors, as in PostgreSQL; texts are read as they are written here.
+#: Overflows are errors, as in PostgreSQL; texts and types are read as they are written here.
 _SETTINGS: Final = {
     "spark.sql.ansi.enabled": "true",
     "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
 }
 
 

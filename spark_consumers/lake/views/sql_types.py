@@ -158,7 +158,7 @@ def of_column(type_oid: int, typmod: int) -> SqlType:
 
 def numeric(precision: int, scale: int) -> SqlType:
     """A numeric of these limits. Raises `NotSupportedError` for one that Spark does not have."""
-    if not 0 <= scale <= precision <= MAX_DECIMAL:
+    if not (0 <= scale <= precision <= MAX_DECIMAL and precision):
         raise NotSupportedError(
             f"a numeric of {precision} digits, {scale} of them behind the point, may have more than Spark's 38 digits",
             repair="cast the operands to numeric(p,s) with fewer digits",

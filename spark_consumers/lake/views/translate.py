@@ -52,7 +52,7 @@ from spark_consumers.lake.views.sql_types import (
     summed,
 )
 from walsender_bridge.errors import NotSupportedError
-from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.postgres.protocol.pgoutput import Column as SentColumn
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 
 #: Changes when views are computed otherwise: they are recomputed then.
@@ -61,6 +61,8 @@ _RULES = 1
 AVERAGE = "tuskline_avg"
 _SELECT = {"expressions", "from_", "joins", "where", "group", "having", "distinct", "with_", "kind"}
 _TABLE = {"this", "db", "catalog", "alias"}
+#: How PostgreSQL names the columns of those that sqlglot names otherwise.
+_NAMES = {exp.LogicalAnd: "bool_and", exp.LogicalOr: "bool_or"}
 _AGGREGATES = (exp.Count, exp.Sum, exp.Min, exp.Max, exp.Avg, exp.LogicalAnd, exp.LogicalOr)
 
 
@@ -115,8 +117,9 @@ def base_tables(tables: Mapping[str, TableVersion]) -> dict[str, BaseTable]:
         stream, _, relation = full.partition(".")
         schema, name = split_relation(relation)
         if table.layout:
-            sent = [pgoutput.Column(*column, is_key=False) for column in table.layout]
-            layout = tuple((c.name, c.type_oid, c.typmod) for c in kept(sent, table.masks))
+            # A column that is left out is not there, and a hash is a text.
+            columns = kept([SentColumn(*each, is_key=False) for each in table.layout], table.masks)
+            layout = tuple((c.name, c.type_oid, c.typmod) for c in columns)
             found[full] = BaseTable(full, stream, schema, name, layout)
     return found
 
@@ -135,8 +138,15 @@ def parsed(sql: str) -> exp.Expression:
 
 def translate(sql: str, tables: Mapping[str, BaseTable]) -> Translation:
     """The view over these tables, by `stream.schema.table`. Raises `NotSupportedError` for what it may not contain."""
+    try:
+        return _translated(parsed(sql), tables)
+    except RecursionError:
+        raise refused("the SQL is nested too deeply", "divide it into several views") from None
+
+
+def _translated(parsed: exp.Expression, tables: Mapping[str, BaseTable]) -> Translation:
     made = _Translator(tables)
-    query = made.query(parsed(sql), {})
+    query = made.query(parsed, {})
     names = [item.name for item in query.items]
     for name in names:
         if sum(each.casefold() == name.casefold() for each in names) > 1:
@@ -167,12 +177,17 @@ class _Translator:
     def query(self, node: exp.Expression, ctes: Mapping[str, exp.Expression]) -> _Query:
         """A SELECT or a UNION."""
         if isinstance(node, exp.Subquery | exp.Paren):
+            check_parts(node, {"this", "alias"})
             return self.query(node.this, ctes)
         with_ = node.args.get("with_")
         if with_ is not None:
             if with_.args.get("recursive"):
                 raise refused("WITH RECURSIVE: not supported in a view")
             for each in with_.expressions:
+                if each.args["alias"].args.get("columns"):
+                    raise refused(
+                        f"{name_of(each.args['alias'].this)}: a WITH with names of columns"
+                    )
                 ctes = {**ctes, name_of(each.args["alias"].this): _with_ctes(each.this, ctes)}
         if isinstance(node, exp.Union):
             return self._union(node, ctes)
@@ -223,6 +238,7 @@ class _Translator:
             columns = [Column(alias_name, n, of_column(t, m)) for n, t, m in table.layout]
             return f"{{t{len(self.tables) - 1}}} AS {quoted(alias_name)}", alias_name, columns, True
         if isinstance(node, exp.Subquery):
+            check_parts(node, {"this", "alias"})
             if named is None:
                 raise refused("a subquery in FROM needs an alias")
             return self._subquery(node.this, named, ctes)
@@ -266,6 +282,7 @@ class _Translator:
         text, alias, columns, is_table = self._source(node.args["from_"].this, ctes)
         text, aliases = f"FROM {text}", [alias]
         why = "" if is_table else "it has a subquery in FROM"
+        has_comma = False
         for join in node.args.get("joins") or ():
             check_parts(join, {"this", "on", "kind", "side"})
             more, alias, its, is_table = self._source(join.this, ctes)
@@ -285,6 +302,12 @@ class _Translator:
                 raise refused(f"{side} {kind} JOIN: not supported in a view")
             if on is None and side:
                 raise refused(f"{side} JOIN without ON: not supported in a view", "write ON")
+            has_comma = has_comma or not (kind or side or on)
+            if has_comma and side in {"RIGHT", "FULL"}:
+                # In PostgreSQL, what is before the comma is no part of the join.
+                raise refused(
+                    f"{side} JOIN behind a comma in FROM", "write CROSS JOIN, or a subquery"
+                )
             word = f"{side} JOIN" if side else "CROSS JOIN" if on is None else "JOIN"
             text += f" {word} {more}"
             if on is not None:
@@ -334,9 +357,17 @@ class _Translator:
 def _with_ctes(node: exp.Expression, ctes: Mapping[str, exp.Expression]) -> exp.Expression:
     """The query of a WITH, in which earlier ones are known: their text takes the place of their names."""
     node = node.copy()
+    for own in node.find_all(exp.CTE):
+        if (hidden := name_of(own.args["alias"].this)) in ctes:
+            raise refused(f"the name {hidden!r} is used twice in WITH", "give one another name")
     for table in list(node.find_all(exp.Table)):
-        name = None if table.args.get("db") else name_of(table.this)
+        name = (
+            name_of(table.this)
+            if isinstance(table.this, exp.Identifier) and not table.args.get("db")
+            else None
+        )
         if name is not None and name in ctes:
+            check_parts(table, _TABLE)
             alias = table.args.get("alias") or exp.TableAlias(this=table.this.copy())
             table.replace(exp.Subquery(this=ctes[name].copy(), alias=alias.copy()))
     return node
@@ -353,13 +384,15 @@ def _expanded(
         if isinstance(star, exp.Star):
             check_parts(star, set())
             wanted = [c for c in columns if of is None or c.table == name_of(of)]
+            if not wanted:
+                raise refused(f"{node.sql(dialect='postgres')[:60]}: FROM has no such table")
             found += [(_named(column), column.name) for column in wanted]
         elif isinstance(node, exp.Alias):
             found.append((node.this, name_of(node.args["alias"])))
         elif isinstance(node, exp.Column):
             found.append((node, name_of(node.this)))
         elif isinstance(node, _AGGREGATES):
-            found.append((node, type(node).__name__.lower()))
+            found.append((node, _NAMES.get(type(node), type(node).__name__.lower())))
         else:
             text = node.sql(dialect="postgres")[:60]
             raise refused(f"{text}: the column has no name", "give it one with AS")
@@ -467,6 +500,8 @@ class _Aggregates:
             return Typed(
                 self._state("count", Typed("1", SqlType(Kind.INT4)), condition, INT8).name, INT8
             )
+        if argument is None:
+            raise refused(f"{what} has no argument")
         if _aggregates(argument):
             raise refused(f"{what}: aggregate function calls cannot be nested")
         value = fitted(self._plain().of(argument), TEXT)

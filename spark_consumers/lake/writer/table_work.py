@@ -90,7 +90,7 @@ class TableWork:
         self._clock = clock
         self._progress = progress
         self._pins = pins
-        #: By a table's name, the masks that it is to have; None once the tables have been compared with them.
+        #: By a table's name, the masks that it is to have; None once the chain has what came of comparing them.
         self._masks: Callable[[str], tuple[ColumnMask, ...]] | None = masks
         #: By stream: the tables in its publication, `stream.schema.table`, when it was last seen.
         self._published: dict[str, set[str]] = {}
@@ -166,7 +166,6 @@ class TableWork:
         head, others = remasked(head, self._masks, holds=self._policy.holds(copied_again=True))
         for name in others:
             log.warning("masks of table changed", table=name)
-        self._masks = None
         return head
 
     def _read_requests(self) -> None:
@@ -226,6 +225,7 @@ class TableWork:
 
     def settled(self, head: Manifest) -> None:
         """What `step` or `reshape` changed is in the chain."""
+        self._masks = None
         for request in self._asked:
             if request.id in head.answered:
                 requests.forget(self._chain, request)
