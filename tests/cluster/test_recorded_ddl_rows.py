@@ -18,7 +18,7 @@ from spark_consumers.lake.tables.sources import Source, read_publication
 from tests.support.change_entries import Entries
 from tests.support.servers import Database, each_major
 from tests.support.slot_changes import PUBLICATION, changes_of
-from walsender_bridge.postgres.protocol.pgoutput import DELETE, Column
+from walsender_bridge.postgres.protocol.pgoutput import DELETE, TRUNCATE, Column
 from walsender_bridge.runtime.sql import load
 
 #: Columns and their values, by the table's key.
@@ -94,7 +94,9 @@ def followed(table: TableVersion, rows: Rows, log: Entries) -> tuple[Rows, Shape
                     name: values[at].as_py()
                     for name, values in zip(columns.names, made.columns, strict=True)
                 }
-                if made.ops[at] == DELETE:
+                if made.ops[at] == TRUNCATE:
+                    rows.clear()
+                elif made.ops[at] == DELETE:
                     rows.pop(row["id"], None)
                 else:
                     rows[row["id"]] = row
@@ -144,6 +146,21 @@ def test_14_a_column_that_one_transaction_alters_twice_has_the_values_of_the_sou
     )
     install(database)
     check(database, statement)
+
+
+@each_major
+def test_14_rows_that_another_event_trigger_writes_before_the_record_are_not_lost(
+    database: Database,
+) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, b int, a int); INSERT INTO t VALUES (1, 2, 3)",
+        "CREATE FUNCTION fill() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN UPDATE t SET a = 9; END'",
+        # Event triggers fire in the order of their names.
+        "CREATE EVENT TRIGGER fill ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE PROCEDURE fill()",
+    )
+    install(database)
+    check(database, "ALTER TABLE t DROP a, ADD a int")
+    check(database, "ALTER TABLE t DROP b")
 
 
 @each_major

@@ -9,7 +9,8 @@ data file is touched.
 made, and (2) no value has changed without a change in the log.
 
 1. A record holds from its place in the log on. What was changed before it has the columns of the record before, so each change is
-   mapped by column numbers, not by names; its Relation message must have exactly these columns (`schema_match.mismatch`).
+   mapped by column numbers, not by names; its Relation message must have exactly these columns (`schema_match.mismatch`). One command
+   has no changes before its record, except those of other event triggers: they have other columns, or the table is copied again.
 2. A value changes silently if a column gets a default for old rows, or the table is rewritten. Both write the row of the column in
    `pg_attribute`. So a column may differ from the table's last known state only if the transaction of the record has written its row,
    and then only in its name, or by a wider type that PostgreSQL's own conversion gives it (`widening`). A new column must be one without a value in old rows. A file that was replaced along with the row of a
@@ -120,6 +121,13 @@ def _after(
         if not is_wider(earlier, later):
             return FullResync(f"it has another type for {name}")
         columns[number] = later
+    known = {column: number for number, column in before.items()}
+    for number, column in columns.items():
+        if known.get(column, number) != number:
+            # Rows that another event trigger writes before this one is fired have the same description, and belong to the new column.
+            return FullResync(
+                f"its column {column[0]!r} was replaced by another of its name in one command"
+            )
     return columns, now
 
 
