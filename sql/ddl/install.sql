@@ -16,6 +16,16 @@ BEGIN
         RAISE EXCEPTION 'schema tuskline, or the table tuskline.ddl, belongs to a role that is neither a superuser nor the current one'
             USING HINT = 'Have a superuser own the schema, and drop that table.';
     END IF;
+    -- A function that is replaced keeps its owner, who could replace it again.
+    IF EXISTS (
+        SELECT FROM pg_catalog.pg_proc AS f JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) f.pronamespace
+        JOIN pg_catalog.pg_roles AS o ON o.oid OPERATOR(pg_catalog.=) f.proowner
+        WHERE n.nspname OPERATOR(pg_catalog.=) 'tuskline' AND f.proname OPERATOR(pg_catalog.=) 'record_ddl'
+          AND NOT (o.rolsuper OR o.rolname OPERATOR(pg_catalog.=) current_user)
+    ) THEN
+        RAISE EXCEPTION 'the function tuskline.record_ddl belongs to a role that is neither a superuser nor the current one'
+            USING HINT = 'Drop that function.';
+    END IF;
 END
 $block$;
 CREATE TABLE IF NOT EXISTS tuskline.ddl (

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import psycopg
+import pytest
 from psycopg import sql
 
 from spark_consumers.decode.entries import decode_entries
@@ -59,7 +60,7 @@ def test_14_each_change_of_columns_is_recorded_in_its_transaction(database: Data
         ["id", "c", None, "d", "e"],
     ]
     assert {record.relation for record in found} == {oid}
-    assert len({record.offset for record in found[:3]}) == 1
+    assert len({record.commit_lsn for record in found[:3]}) == 1
     assert found[0].place < found[1].place < found[2].place < found[3].place
     written = [[column.number for column in r.columns if column.is_written] for r in found]
     # All rows that the transaction has written so far, in subtransactions, too. A rewrite stores a default in the rows.
@@ -104,6 +105,24 @@ def test_14_any_role_may_alter_its_tables_and_gets_no_rights(database: Database)
         ["id", "b", "c"],
         ["id", None, "c"],
     ]
+
+
+@each_major
+def test_14_a_function_that_another_role_has_left_there_is_not_made_the_trigger(
+    database: Database,
+) -> None:
+    role = f"stranger_{database.name}"
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        f"CREATE ROLE {role}; CREATE SCHEMA tuskline; GRANT CREATE, USAGE ON SCHEMA tuskline TO {role}",
+        f"SET SESSION AUTHORIZATION {role}; CREATE FUNCTION tuskline.record_ddl() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'",
+    )
+    try:
+        with pytest.raises(psycopg.errors.RaiseException, match=r"record_ddl belongs to a role"):
+            install(database)
+    finally:
+        database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 @each_major
