@@ -25,17 +25,40 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
     SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
 $$;
 
+-- The server and the database, as a token has them. What tuskline.lakes has of another, in a restored dump, means nothing here.
+CREATE OR REPLACE FUNCTION tuskline.database() RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT concat_ws(':', (SELECT system_identifier FROM pg_control_system()),
+                     (SELECT oid FROM pg_database WHERE datname = current_database()))
+$$;
+
 -- Whether a role, or one that it is a member of, may write to a published table.
 CREATE OR REPLACE FUNCTION tuskline.may_flush(role oid) RETURNS boolean
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT EXISTS (
-        SELECT FROM pg_publication_tables AS t
-        JOIN pg_namespace AS n ON n.nspname = t.schemaname
-        JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
-        CROSS JOIN pg_roles AS r
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    schemas jsonb := '[]';
+BEGIN
+    -- pg_publication_tables would lock all published tables, and so wait for others' DDL.
+    IF to_regclass('pg_catalog.pg_publication_namespace') IS NOT NULL THEN
+        EXECUTE 'SELECT coalesce(jsonb_agg(s.pnnspid::bigint), ''[]'') FROM pg_publication_namespace AS s' INTO schemas;
+    END IF;
+    RETURN EXISTS (
+        WITH RECURSIVE published AS (
+            SELECT c.oid FROM pg_class AS c
+            WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+              AND (EXISTS (SELECT FROM pg_publication AS p WHERE p.puballtables)
+                   OR c.oid IN (SELECT r.prrelid FROM pg_publication_rel AS r)
+                   OR c.relnamespace IN (SELECT s::oid FROM jsonb_array_elements_text(schemas) AS s))
+            UNION
+            SELECT c.oid
+            FROM published AS p JOIN pg_inherits AS i ON i.inhparent = p.oid JOIN pg_class AS c ON c.oid = i.inhrelid
+            WHERE c.relispartition
+        )
+        SELECT FROM published AS c CROSS JOIN pg_roles AS r
         WHERE pg_has_role(role, r.oid, 'MEMBER')
           AND (has_table_privilege(r.oid, c.oid, 'DELETE, TRUNCATE')
-               OR has_any_column_privilege(r.oid, c.oid, 'INSERT, UPDATE')))
+               OR has_any_column_privilege(r.oid, c.oid, 'INSERT, UPDATE')));
+END
 $$;
 
 -- A token of the current transaction. The message makes WAL of the transaction before anything depends on it: a server that
@@ -53,8 +76,7 @@ BEGIN
     END IF;
     xid := txid_current();
     written := pg_logical_emit_message(true, 'tuskline'::text, ''::text);
-    RETURN concat_ws(':', '1', (SELECT system_identifier FROM pg_control_system()),
-        (SELECT oid FROM pg_database WHERE datname = current_database()), tuskline.timeline(), written, xid);
+    RETURN concat_ws(':', '1', tuskline.database(), tuskline.timeline(), written, xid);
 END
 $$;
 
@@ -75,8 +97,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'malformed flush token',
             HINT = 'Use the value that tuskline.flush_token() returned in the transaction.';
     END IF;
-    IF part[1] <> (SELECT system_identifier::text FROM pg_control_system())
-       OR part[2] <> (SELECT oid::text FROM pg_database WHERE datname = current_database()) THEN
+    IF concat_ws(':', part[1], part[2]) <> tuskline.database() THEN
         RAISE EXCEPTION USING ERRCODE = 'TK004', MESSAGE = 'the flush token is of another server or database',
             HINT = 'Wait where the transaction was committed: same cluster, same database.';
     END IF;
@@ -88,7 +109,7 @@ BEGIN
     xid := part[5]::bigint;
     IF part[3]::integer <> here THEN
         SELECT l.timelines INTO timelines FROM tuskline.lakes AS l
-        WHERE l.timelines ->> 'timeline' = here::text LIMIT 1;
+        WHERE l.timelines ->> 'timeline' = here::text AND l.timelines ->> 'database' = tuskline.database() LIMIT 1;
         IF timelines IS NULL AND part[3]::integer < here THEN
             RAISE EXCEPTION USING ERRCODE = 'TK006',
                 MESSAGE = format('the flush token is of timeline %s, and it is not known yet whether timeline %s continues it',
@@ -159,14 +180,16 @@ RETURNS TABLE (name text, stage text, reason text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     here integer := tuskline.timeline();
+    database text := tuskline.database();
     known boolean := false;
     found record;
 BEGIN
     FOR found IN
         SELECT l.*, l.at < clock_timestamp() - interval '15 s' AS old,
-               l.timeline = here AND txid_visible_in_snapshot(xid, l.visible) AS shown,
+               l.timeline = here AND txid_visible_in_snapshot(xid, l.visible)
+                   AND l.timelines ->> 'database' = database AS shown,
                EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = l.driver AND a.application_name = 'tuskline-lake')
-                   AND l.timelines ->> 'timeline' = here::text AS listens
+                   AND l.timelines ->> 'timeline' = here::text AND l.timelines ->> 'database' = database AS listens
         FROM tuskline.lakes AS l
         WHERE l.lake = coalesce(behind.lake, l.lake)
           AND EXISTS (SELECT FROM pg_publication AS p WHERE p.pubname = l.publication)
@@ -296,6 +319,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- The session that listens for a lake's driver, and the timelines of the server: {"timeline": 2, "ends": {"1": "0/3000060"}}.
+-- The row has there, too, which server and database that is.
 CREATE OR REPLACE FUNCTION tuskline.report_driver(lake text, stream text, publication text, timelines jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -304,9 +328,11 @@ BEGIN
             HINT = 'Only a role that may update tuskline.flush may report a lake.';
     END IF;
     INSERT INTO tuskline.lakes AS l (lake, stream, publication, driver, timelines)
-    VALUES ($1, $2, $3, pg_backend_pid(), $4)
+    VALUES ($1, $2, $3, pg_backend_pid(), $4 || jsonb_build_object('database', tuskline.database()))
     ON CONFLICT ON CONSTRAINT lakes_pkey DO UPDATE
-    SET publication = excluded.publication, driver = excluded.driver, timelines = excluded.timelines, at = clock_timestamp();
+    SET publication = excluded.publication, driver = excluded.driver, timelines = excluded.timelines, at = clock_timestamp(),
+        -- Of another server, the snapshot is of other transactions.
+        visible = CASE WHEN l.timelines ->> 'database' = excluded.timelines ->> 'database' THEN l.visible END;
 END
 $$;
 

@@ -309,6 +309,77 @@ def test_a_hostile_search_path_has_no_effect_on_the_wait(
 
 
 @each_major
+def test_a_lock_of_a_published_table_does_not_outlast_the_timeout_of_a_wait(
+    attached: Database, driver: Driver
+) -> None:
+    driver.shows_all()
+    with attached.connect() as other, psycopg.connect(attached.dsn, autocommit=True) as connection:
+        other.autocommit = False
+        other.execute("LOCK TABLE orders")
+        connection.execute("SET statement_timeout = '10s'")
+        with pytest.raises(psycopg.Error) as caught:
+            connection.execute("CALL tuskline.wait_flush(NULL, '0.3s')")
+        other.rollback()
+    assert caught.value.sqlstate == "TK001"
+
+
+@each_major
+def test_a_role_may_wait_for_a_partition_or_a_schema_that_it_writes_to(shop: Database) -> None:
+    role = f"{shop.name}_writer"
+    shop.execute(
+        "CREATE TABLE parted (id int) PARTITION BY LIST (id); CREATE TABLE part PARTITION OF parted DEFAULT",
+        f"CREATE ROLE {role}; GRANT INSERT ON part TO {role}",
+    )
+    init(source_of(shop))
+    query = f"SELECT tuskline.may_flush('{role}'::regrole)".encode()
+    try:
+        with shop.connect() as connection:
+            assert connection.execute(query).fetchone() == (False,)
+            published = ["FOR TABLE parted"]
+            if connection.info.server_version >= 150000:
+                published += ["FOR TABLES IN SCHEMA public"]
+            for each in published:
+                connection.execute(f"CREATE PUBLICATION more {each}".encode())
+                assert connection.execute(query).fetchone() == (True,)
+                connection.execute("DROP PUBLICATION more")
+    finally:
+        shop.execute(
+            f"DROP OWNED BY {role}; DROP ROLE {role}",
+            "SELECT pg_drop_replication_slot('tuskline_shop')",
+        )
+
+
+def test_what_a_restored_dump_says_of_the_lake_is_not_believed(
+    attached: Database, driver: Driver, make_server: MakeServer
+) -> None:
+    # Far ahead of the IDs of another server.
+    driver.report(timeline=1, visible="900000:900000:", epoch=1)
+    with attached.connect() as connection:
+        dumped = connection.execute("SELECT row_to_json(l)::text FROM tuskline.lakes AS l")
+        (row,) = dumped.fetchall()
+    server = make_server()
+    server.start()
+    with fresh_database(server) as other:
+        other.execute("CREATE TABLE orders (id int PRIMARY KEY, note text)")
+        init(source_of(other))
+        try:
+            with other.connect() as connection:
+                restored = "INSERT INTO tuskline.lakes SELECT * FROM json_populate_record(NULL::tuskline.lakes, %s)"
+                connection.execute(restored, row)
+                connection.commit()
+            token = token_of(other)
+            assert refused(other, token, "0.2s").sqlstate == "TK001"
+            with Driver(other) as there:
+                # Nothing of this server is in the lake yet.
+                assert refused(other, token, "0.2s").sqlstate == "TK001"
+                there.shows_all()
+                with psycopg.connect(other.dsn, autocommit=True) as connection:
+                    connection.execute("CALL tuskline.wait_flush(%s, '5s')", [token])
+        finally:
+            other.execute("SELECT pg_drop_replication_slot('tuskline_shop')")
+
+
+@each_major
 def test_init_upgrades_the_functions_and_detach_removes_them(shop: Database) -> None:
     source = source_of(shop)
     init(source)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import psycopg
+import pytest
 from psycopg import sql
 
 from spark_consumers.decode.entries import decode_entries
@@ -58,7 +60,7 @@ def test_14_each_change_of_columns_is_recorded_in_its_transaction(database: Data
         ["id", "c", None, "d", "e"],
     ]
     assert {record.relation for record in found} == {oid}
-    assert len({record.offset for record in found[:3]}) == 1
+    assert len({record.commit_lsn for record in found[:3]}) == 1
     assert found[0].place < found[1].place < found[2].place < found[3].place
     written = [[column.number for column in r.columns if column.is_written] for r in found]
     # All rows that the transaction has written so far, in subtransactions, too. A rewrite stores a default in the rows.
@@ -106,6 +108,24 @@ def test_14_any_role_may_alter_its_tables_and_gets_no_rights(database: Database)
 
 
 @each_major
+def test_14_a_function_that_another_role_has_left_there_is_not_made_the_trigger(
+    database: Database,
+) -> None:
+    role = f"stranger_{database.name}"
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        f"CREATE ROLE {role}; CREATE SCHEMA tuskline; GRANT CREATE, USAGE ON SCHEMA tuskline TO {role}",
+        f"SET SESSION AUTHORIZATION {role}; CREATE FUNCTION tuskline.record_ddl() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'",
+    )
+    try:
+        with pytest.raises(psycopg.errors.RaiseException, match=r"record_ddl belongs to a role"):
+            install(database)
+    finally:
+        database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@each_major
 def test_14_the_catalog_tells_whether_the_event_trigger_was_there_all_the_time(
     database: Database,
 ) -> None:
@@ -143,6 +163,68 @@ def test_14_the_catalog_tells_whether_the_event_trigger_was_there_all_the_time(
     seen.append(recorded())
     assert all(seen)
     assert len({*seen}) == len(seen)
+
+
+@each_major
+def test_14_a_lock_of_another_published_table_delays_no_schema_change(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        "CREATE TABLE unpublished (id int)",
+    )
+    install(database)
+    with changes_of(database.dsn) as changes, database.connect() as other:
+        other.autocommit = False
+        other.execute("LOCK TABLE u")
+        database.execute(
+            "SET statement_timeout = '5s'",
+            "ALTER TABLE t ADD c int",
+            "ALTER TABLE unpublished ADD c int",
+        )
+        other.rollback()
+        found = records(changes())
+    assert [names(record) for record in found] == [["id", "c"]]
+
+
+@each_major
+def test_14_a_change_is_recorded_although_ages_were_asked_for_before_it(database: Database) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+    install(database)
+    with changes_of(database.dsn) as changes, psycopg.connect(database.dsn) as connection:
+        # From here on, the transaction has the server's next ID for its own, whichever it gets.
+        connection.execute("SELECT age(xmin) FROM pg_class LIMIT 1")
+        database.execute("SELECT txid_current()", "SELECT txid_current()")
+        connection.execute("ALTER TABLE t ADD c int")
+        connection.commit()
+        (found,) = records(changes())
+    assert [(column.name, column.is_written) for column in found.columns] == [
+        ("id", False),
+        ("c", True),
+    ]
+
+
+@each_major
+def test_14_partitions_are_recorded_as_the_publication_sends_them(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int) PARTITION BY LIST (id)",
+        "CREATE TABLE u PARTITION OF t FOR VALUES IN (1) PARTITION BY LIST (id)",
+        "CREATE TABLE u1 PARTITION OF u FOR VALUES IN (1)",
+        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE t WITH (publish_via_partition_root = true)",
+        load("ddl/install"),
+        f"ALTER PUBLICATION {PUBLICATION} ADD TABLE tuskline.ddl",
+    )
+    with database.connect() as connection:
+        row = connection.execute("SELECT 't'::regclass::int, 'u1'::regclass::int").fetchone()
+    assert row is not None
+    with changes_of(database.dsn) as changes:
+        database.execute("ALTER TABLE t ADD a int")
+        assert {record.relation for record in records(changes())} == {row[0]}
+        database.execute(
+            f"ALTER PUBLICATION {PUBLICATION} SET (publish_via_partition_root = false)",
+            "ALTER TABLE t ADD b int",
+        )
+        sent = {record.relation for record in records(changes())}
+    assert {*row} <= sent
 
 
 @each_major

@@ -34,27 +34,32 @@ def changes_of(dsn: str) -> Iterator[Callable[[], Entries]]:
 
 
 def entries(messages: Iterator[bytes]) -> Entries:
-    """Each transaction as an entry of its own, with the schemas that hold in it."""
+    """Each transaction as an entry of its own, or as several where a schema changes in it, as capture cuts them."""
     log = Entries()
     hashes: dict[int, bytes] = {}
     types: dict[int, bytes] = {}
-    open_transaction: list[bytes] = []
+    waiting: list[bytes] = []
+
+    def cut() -> None:
+        previous = read_header(log.entries[-1].data).crc if log.entries else 0
+        data = build_entry(waiting, timeline=1, previous_crc=previous, schema_hashes=hashes)
+        offset = len(log.entries) + 1
+        log.entries.append(LogEntry(offset, offset, offset, data))
+        waiting.clear()
+
     for message in messages:
         if message[0] == pgoutput.TYPE:
             types[pgoutput.relation_oid(message)] = message
         elif message[0] == pgoutput.RELATION:
             used = {column.type_oid for column in pgoutput.parse_relation(message).columns}
             record = schema_record(message, [types[oid] for oid in used & set(types)])
-            hashes[pgoutput.relation_oid(message)] = schema_hash(record)
-            log.registry[schema_hash(record)] = record
+            oid, digest = pgoutput.relation_oid(message), schema_hash(record)
+            if waiting and hashes.get(oid, digest) != digest:
+                cut()
+            hashes[oid] = digest
+            log.registry[digest] = record
         else:
-            open_transaction.append(message)
+            waiting.append(message)
         if message[0] == pgoutput.COMMIT:
-            previous = read_header(log.entries[-1].data).crc if log.entries else 0
-            data = build_entry(
-                open_transaction, timeline=1, previous_crc=previous, schema_hashes=hashes
-            )
-            offset = len(log.entries) + 1
-            log.entries.append(LogEntry(offset, offset, offset, data))
-            open_transaction = []
+            cut()
     return log

@@ -422,3 +422,24 @@ def test_14_a_row_that_the_trigger_has_not_written_is_no_record():
     assert [one.place for one in found] == [(5, 0)]
     assert found[0].relation == 7
     assert found[0].columns == (RecordedColumn(1, "id", INT, -1, "5", False, True, False),)
+
+
+def test_14_a_column_that_one_command_replaces_by_its_like_is_copied_again():
+    gone = column(4, None, 0, "60", mine=True)
+    again = column(5, "amount", NUMERIC, "60", mine=True)
+    assert "in one command" in str(evolve(table(), [record(gone, again, natts=5)]))
+    # Of another name or type, a change in between would not fit.
+    assert evolved(record(gone, replace(again, name="sum"), natts=5)).sources == (0, 1, None)
+    assert evolved(record(gone, replace(again, kind=INT, typmod=-1), natts=5)).sources[2] is None
+
+
+def test_14_the_row_version_proves_nothing_in_the_transaction_that_wrote_it():
+    renamed = record(RENAMED)
+    rewritten = record(RENAMED, offset=5, file=101)
+    assert "rewritten" in str(evolve(table(), [renamed, replace(rewritten, sequence=4)]))
+    bigint = record(RENAMED, column(1, "id", BIGINT, "60", mine=True), file=101)
+    wider = replace(bigint, sequence=4, name="t", query="ALTER TABLE t ALTER id TYPE bigint")
+    assert evolved(renamed, wider).layouts[-1].columns[0] == ("id", BIGINT, -1)
+    key = record(column(1, "number", INT, "60", mine=True))
+    raised = record(column(1, "number", BIGINT, "60", mine=True), file=101)
+    assert "not known" in str(evolve(table(), [key, replace(raised, sequence=4)]))

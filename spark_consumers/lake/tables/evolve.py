@@ -9,11 +9,13 @@ data file is touched.
 made, and (2) no value has changed without a change in the log.
 
 1. A record holds from its place in the log on. What was changed before it has the columns of the record before, so each change is
-   mapped by column numbers, not by names; its Relation message must have exactly these columns (`schema_match.mismatch`).
+   mapped by column numbers, not by names; its Relation message must have exactly these columns (`schema_match.mismatch`). One command
+   has no changes before its record, except those of other event triggers: they have other columns, or the table is copied again.
 2. A value changes silently if a column gets a default for old rows, or the table is rewritten. Both write the row of the column in
    `pg_attribute`. So a column may differ from the table's last known state only if the transaction of the record has written its row,
    and then only in its name, or by a wider type that PostgreSQL's own conversion gives it (`widening`). A new column must be one without a value in old rows. A file that was replaced along with the row of a
    column that kept name and type is a rewrite. If another transaction has written the row of a column, something was not recorded.
+   The same row version proves nothing in the transaction that wrote it: each of its commands may have written the row once more.
 
 Whatever is not covered by this is copied again, as without records.
 """
@@ -80,12 +82,13 @@ def _after(
     for number in old:
         if number not in new:
             return FullResync("a record of its columns lacks one of them")
-    keeps_values = any(
-        column.name is not None
-        and column.kind != old[column.number][1]
-        and has_no_using(record.query, record.name, column.name)
+    retyped = [
+        column.name
         for column in record.columns
-        if column.number in old
+        if column.number in old and column.name and column.kind != old[column.number][1]
+    ]
+    keeps_values = bool(retyped) and all(
+        has_no_using(record.query, record.name, name) for name in retyped
     )
     for column in record.columns:
         if reason := _refused(column, old, shape, record, keeps_values=keeps_values):
@@ -118,6 +121,13 @@ def _after(
         if not is_wider(earlier, later):
             return FullResync(f"it has another type for {name}")
         columns[number] = later
+    known = {column: number for number, column in before.items()}
+    for number, column in columns.items():
+        if known.get(column, number) != number:
+            # Rows that another event trigger writes before this one is fired have the same description, and belong to the new column.
+            return FullResync(
+                f"its column {column[0]!r} was replaced by another of its name in one command"
+            )
     return columns, now
 
 
@@ -136,7 +146,7 @@ def _refused(
     name, kind, version = old.get(column.number, (None, 0, ""))
     if name is None:
         return _refused_new(column, shape)
-    if version == column.version:
+    if version == column.version and not column.is_written:
         # The same row of the catalog.
         return None
     if not column.is_written:
@@ -147,8 +157,9 @@ def _refused(
         return f"it has another type for {column.name}, by a command that is not known to keep all values"
     if column.number in shape.generated and not column.is_generated:
         return f"its column {column.name!r} is no longer generated"
-    # Of the columns whose type stays, a rewrite writes the rows of those that have a default.
-    stays = keeps_values and (kind != column.kind or column.is_filled)
+    # Of the columns whose type stays, a rewrite writes the rows of those that have a default; an earlier command of the transaction
+    # may have written any.
+    stays = keeps_values and (kind != column.kind or column.is_filled or version == column.version)
     if record.file != shape.file and column.name == name and not stays:
         return f"its rows were rewritten: its column {column.name!r} was altered"
     return None
