@@ -127,6 +127,11 @@ BEGIN
                 HINT = 'Repeat the transaction.';
         END IF;
     END IF;
+    IF part[3]::integer = here AND part[4]::pg_lsn > pg_current_wal_insert_lsn() THEN
+        RAISE EXCEPTION USING ERRCODE = 'TK005', MESSAGE = 'the transaction of the flush token was lost',
+            DETAIL = format('It wrote at %s, which is past the end of this server''s write-ahead log.', part[4]),
+            HINT = 'Repeat the transaction. If this is a former primary, wait on the present one.';
+    END IF;
     BEGIN
         state := txid_status(xid);
     EXCEPTION WHEN invalid_parameter_value THEN
@@ -268,6 +273,10 @@ BEGIN
         -- In a transaction block it is another error than in this block.
         may_commit := SQLERRM OPERATOR(pg_catalog.<>) tuskline.refused_commit();
     END;
+    IF timeout IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'timeout must not be NULL',
+            HINT = 'Pass an interval, such as ''60 s''.';
+    END IF;
     IF NOT may_commit THEN
         RAISE EXCEPTION USING ERRCODE = 'active_sql_transaction',
             MESSAGE = 'cannot wait for the lake in a transaction block or a function',

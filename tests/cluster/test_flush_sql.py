@@ -162,6 +162,13 @@ def test_tokens_of_transactions_that_did_not_commit_are_named(
         assert refused(attached, ":".join(other)).sqlstate == "TK004", other
     future = [*parts[:5], str(int(parts[5]) + 1_000_000)]
     assert refused(attached, ":".join(future)).sqlstate == "TK004"
+    # Of a clone that went further on the same timeline.
+    assert refused(attached, ":".join([*parts[:4], "FF/0", parts[5]])).sqlstate == "TK005"
+    with (
+        psycopg.connect(attached.dsn, autocommit=True) as connection,
+        pytest.raises(psycopg.errors.InvalidParameterValue, match="timeout must not be NULL"),
+    ):
+        connection.execute("CALL tuskline.wait_flush(NULL, NULL)")
 
 
 @each_major

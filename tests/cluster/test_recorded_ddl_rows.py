@@ -46,7 +46,7 @@ def copied(database: Database) -> TableVersion:
     shape = shape_of(database)
     with database.connect() as connection:
         query = "SELECT attname, atttypmod FROM pg_attribute WHERE attrelid = 't'::regclass"
-        modifiers = dict(connection.execute(query).fetchall())
+        modifiers: dict[str, int] = dict(connection.execute(query).fetchall())
     layout = tuple((name, kind, modifiers[name]) for name, kind in sent_columns(shape).values())
     made = TableVersion("t", "iceberg", 1, "", ("id",), (), 0, 0, 0, shape.oid, layout=layout)
     return TableVersion(**{**vars_of(made), "runs": (), "shape": shape.dump()})

@@ -171,6 +171,9 @@ def test_14_rows_without_a_key_have_other_digests_when_a_column_goes():
         ([record(replace(ADDED, is_filled=True), natts=5)], "with a default"),
         # ALTER TYPE with USING, to the same type.
         ([record(column(2, "name", TEXT, "60", mine=True), file=101)], "rewritten"),
+        # Hidden from the trigger (event_triggers = off), before a command of the same transaction that is not.
+        ([record(RENAMED, file=101)], "rewritten"),
+        ([record(ADDED, natts=5, file=101)], "rewritten"),
         (
             [record(column(1, "id", BIGINT, "60", mine=True), file=101)],
             "not known to keep all values",

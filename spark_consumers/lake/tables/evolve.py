@@ -121,12 +121,12 @@ def _after(
         if not is_wider(earlier, later):
             return FullResync(f"it has another type for {name}")
         columns[number] = later
-    known = {column: number for number, column in before.items()}
-    for number, column in columns.items():
-        if known.get(column, number) != number:
+    known = {described: number for number, described in before.items()}
+    for number, described in columns.items():
+        if known.get(described, number) != number:
             # Rows that another event trigger writes before this one is fired have the same description, and belong to the new column.
             return FullResync(
-                f"its column {column[0]!r} was replaced by another of its name in one command"
+                f"its column {described[0]!r} was replaced by another of its name in one command"
             )
     return columns, now
 
@@ -145,7 +145,7 @@ def _refused(
     """
     name, kind, version = old.get(column.number, (None, 0, ""))
     if name is None:
-        return _refused_new(column, shape)
+        return _refused_new(column, shape, record)
     if version == column.version and not column.is_written:
         # The same row of the catalog.
         return None
@@ -160,12 +160,12 @@ def _refused(
     # Of the columns whose type stays, a rewrite writes the rows of those that have a default; an earlier command of the transaction
     # may have written any.
     stays = keeps_values and (kind != column.kind or column.is_filled or version == column.version)
-    if record.file != shape.file and column.name == name and not stays:
+    if record.file != shape.file and not stays:
         return f"its rows were rewritten: its column {column.name!r} was altered"
     return None
 
 
-def _refused_new(column: RecordedColumn, shape: Shape) -> str | None:
+def _refused_new(column: RecordedColumn, shape: Shape, record: TableRecord) -> str | None:
     if column.number <= shape.natts:
         # Dropped before the table was copied.
         return None if column.name is None else "a record of its columns has an unknown one"
@@ -175,6 +175,9 @@ def _refused_new(column: RecordedColumn, shape: Shape) -> str | None:
         return f"the addition of its column {column.name!r} was not recorded"
     if column.is_filled:
         return f"its column {column.name!r} was added with a default, or NOT NULL"
+    if record.file != shape.file:
+        # A default that has filled it may have been dropped by a command that fired no event trigger.
+        return f"its rows were rewritten: its column {column.name!r} was added"
     return None
 
 
