@@ -282,12 +282,14 @@ class IcebergFormat:
                 raise fenced(path, term)
             before = self._schema_json(base, snapshot)
             newest = self._schema_json(base, None)
-            wanted, last = evolved(before, newest, columns, sources, base.lastColumnId())
             there = decoded(table.properties().get(_COLUMNS))
+            last = base.lastColumnId()
+            wanted, last = evolved(before, newest, columns, sources, last, there.names)
             known = columns
             if there.names[-1] == ROW_ID:
                 known = columns.append(there.field(ROW_ID))
-            made.append(arrow_schema(wanted))
+            own = [field for field in wanted["fields"] if field["name"] in known.names]
+            made.append(arrow_schema({"fields": own}))
             properties = self._jvm.java.util.HashMap()
             properties.put(_COLUMNS, encoded(known))
             if wanted["fields"] == newest["fields"]:

@@ -95,12 +95,14 @@ def evolved(
     columns: pa.Schema,
     sources: Mapping[str, str],
     last: int,
+    ours: Collection[str],
 ) -> tuple[dict[str, Any], int]:
     """The schema of a table with the schema `before` that gets these columns, and the greatest field number then.
 
     `sources`: for columns that the table has, their names in it; others get numbers above `last`. Fields of `before` that no column
     has for its source, and whose name is `ROW_ID`, stay at the end. `newest`: the table's schema now, which an attempt that was not
-    published may have made: it stays if it has the same columns, whose new fields nothing published has.
+    published may have made: it stays if it has the same columns, whose new fields nothing published has. Its fields that are none of
+    `ours` are other programs', and stay, behind all others, unless a column has their name.
     """
     there = {field["name"]: field for field in before["fields"]}
     known = {field["id"] for field in before["fields"]}
@@ -122,6 +124,8 @@ def evolved(
             field["type"] = {**field["type"], "element-id": top}
         fields.append(field)
     fields += [field for field in before["fields"] if field["name"] == ROW_ID]
+    known_names = {ROW_ID, *ours, *columns.names}
+    fields += [field for field in newest["fields"] if field["name"] not in known_names]
     if [_like(f, known) for f in fields] == [_like(f, known) for f in newest["fields"]]:
         return newest, last
     return {"type": "struct", "schema-id": newest["schema-id"] + 1, "fields": fields}, top
