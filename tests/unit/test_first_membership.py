@@ -29,12 +29,14 @@ class Fake:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._taken: list[socket.socket] = []
         self.address: tuple[str, int] = self._listener.getsockname()
-        if isinstance(configuration, bytes):
-            threading.Thread(target=self._answer, args=(configuration,), daemon=True).start()
-        elif configuration is not None:
+        answer = configuration
+        if isinstance(configuration, Configuration):
             node_id = m.NodeId(configuration.term, 9)
             told = m.SafekeeperGreeting(identity, INFO, node_id, configuration, 0, 0, 0, 0)
-            threading.Thread(target=self._answer, args=(encode(told),), daemon=True).start()
+            answer = encode(told)
+        self._thread = threading.Thread(target=self._answer, args=(answer,), daemon=True)
+        if answer is not None:
+            self._thread.start()
 
     def _answer(self, greeting: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -46,6 +48,12 @@ class Fake:
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
+        while self._thread.is_alive():
+            # It may just be taking another connection.
+            for each in self._taken:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            self._thread.join(0.05)
         for each in (self._listener, *self._taken):
             each.close()
 
