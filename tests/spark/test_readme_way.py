@@ -39,6 +39,11 @@ VOLATILE = (
     (r"PostgreSQL \d.*", "PostgreSQL VERSION"),
     # How long a flush takes, and so what it waits for.
     (r"waiting for .*\n?", ""),
+    # What Java and Spark say when they start.
+    (
+        r"(?m)^(WARNING: Using incubator|Using Spark's default|Setting default log|To adjust logging|\S+ \S+ WARN ).*\n?",
+        "",
+    ),
     # An epoch that is under way at this moment.
     (r"writing: .*\n", ""),
     (r"(?<![\w.])\d+(\.\d+)?(?![\w.])", "N"),

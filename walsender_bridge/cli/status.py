@@ -64,7 +64,9 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
             lake, maintenance = dict(record["lake"]), record["lake"]["maintenance"]
             lake["not_copied"] = list(lake["not_copied"])
             lake["maintenance"] = maintenance and _maintained(maintenance)
-            lake["equality"] = lake["equality"] and equality_view.line(lake["equality"])
+            compared = lake.pop("equality")
+            if compared is not None:
+                lake["equality"] = equality_view.line(compared)
             del lake["writing"]
             if seen.writing is not None:
                 lake["writing"] = _written(seen.writing, seen.at)
