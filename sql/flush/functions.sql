@@ -2,6 +2,20 @@
 --
 -- No function that others may call takes a lock of a row, so a transaction in which one was called delays nobody, however long
 -- it stays open. What the lake reports is taken from roles alone that may write the mark, tuskline.flush.
+DO $block$
+BEGIN
+    -- What is replaced keeps its owner, who could replace it again, and the procedures have the rights of whoever calls them.
+    IF EXISTS (
+        SELECT FROM pg_catalog.pg_proc AS f JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) f.pronamespace
+        JOIN pg_catalog.pg_roles AS o ON o.oid OPERATOR(pg_catalog.=) f.proowner
+        WHERE n.nspname OPERATOR(pg_catalog.=) 'tuskline'
+          AND NOT (o.rolsuper OR o.oid OPERATOR(pg_catalog.=) n.nspowner OR o.rolname OPERATOR(pg_catalog.=) current_user)
+    ) THEN
+        RAISE EXCEPTION 'a function of the schema tuskline belongs to a role that is neither a superuser nor the owner of the schema'
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Drop that function.';
+    END IF;
+END
+$block$;
 CREATE TABLE IF NOT EXISTS tuskline.lakes (
     lake text NOT NULL,
     stream text NOT NULL,

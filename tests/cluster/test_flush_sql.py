@@ -24,7 +24,7 @@ from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow, promote, replayed, run
 from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.demo.local_server import LocalServer
-from walsender_bridge.errors import ConfigError, UsageError
+from walsender_bridge.errors import ConfigError, TusklineError, UsageError
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
 from walsender_bridge.provisioning.detach import detach
@@ -384,6 +384,21 @@ def test_what_a_restored_dump_says_of_the_lake_is_not_believed(
                     connection.execute("CALL tuskline.wait_flush(%s, '5s')", [token])
         finally:
             other.execute("SELECT pg_drop_replication_slot('tuskline_shop')")
+
+
+@each_major
+def test_functions_that_another_role_has_left_there_are_not_replaced(shop: Database) -> None:
+    """They would stay the other role's, and are called with the rights of whoever waits."""
+    role = f"stranger_{shop.name}"
+    shop.execute(
+        f"CREATE ROLE {role}; CREATE SCHEMA tuskline; GRANT CREATE, USAGE ON SCHEMA tuskline TO {role}",
+        f"SET SESSION AUTHORIZATION {role}; CREATE FUNCTION tuskline.wait_begin(token text) RETURNS bigint LANGUAGE sql AS 'SELECT 1'",
+    )
+    try:
+        with pytest.raises(TusklineError, match="belongs to a role that is neither"):
+            init(source_of(shop))
+    finally:
+        shop.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 @each_major
