@@ -285,7 +285,7 @@ def test_masks_that_a_table_cannot_have_copy_nothing(spark, tmp_path, database, 
     monkeypatch.delenv("TUSKLINE_MASK_KEY", raising=False)
     database.execute(*TABLES)
     with Pipeline(spark, tmp_path, database, PUBLISHED) as pipeline:
-        with pytest.raises(ConfigError, match=r"bio of public.people .* there is no key"):
+        with pytest.raises(ConfigError, match=r"bio of public.people .* no key is configured"):
             pipeline.lakehouse(layouts=RULES)
         rules = [
             rule("people", {"emial": "drop"}),
