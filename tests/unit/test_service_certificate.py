@@ -591,6 +591,8 @@ def test_37_a_call_about_a_stream_that_was_lacking_looks_again(
                 its.use(["shop"]),
             ):
                 pass
+        # The server may notice a little later than its client that they have shaken hands.
+        wait_for(lambda: shows.asked_for, 10, "it was looked at")
         assert len(shows.asked_for) == 1, "not for each call"
         shows.show(authority.issue("log-server", streams=("bank", "shop"), hosts=HOSTS))
         monkeypatch.setattr(connection, "_REFUSED", 0.0)
