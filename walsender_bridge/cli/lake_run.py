@@ -3,7 +3,6 @@
 It takes its locks before it starts Spark, which takes seconds. A driver on another machine stands by (docs/decisions/lake-writer.md).
 """
 
-import contextlib
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from spark_consumers.lake import folder
 from spark_consumers.lake.store.open_store import local_root
 from spark_consumers.lake.store.place import is_object
 from walsender_bridge.cli.copy_bars import CopyBars
+from walsender_bridge.cli.lake_session import lake_session
 from walsender_bridge.cli.options import lake_section
 from walsender_bridge.cli.parts import alone
 from walsender_bridge.cli.view import view_definitions
@@ -80,61 +80,44 @@ def place(uri: str) -> Path:
 
 
 def _drive(settings: Config) -> None:
-    from py4j.protocol import Py4JError
-
     from spark_consumers.lake.flush_service import FlushService
     from spark_consumers.lake.mask_key import mask_key
     from spark_consumers.lake.writer.pipeline import Lakehouse, Source
-    from spark_consumers.spark.scratch import scratch
-    from spark_consumers.spark.scratch import settings as scratch_settings
-    from spark_consumers.spark.session import master_of, session, submitted
 
     lake, stop = lake_section(settings), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, lambda *_: stop.set())
-    with scratch(settings.scratch_dir) as own_folder:
-        # Under spark-submit the JVM already runs, with the folders of its own settings.
-        own = {} if submitted() else scratch_settings(own_folder, master_of(lake.spark_master))
-        spark = session(
-            "tuskline-lake",
-            lake.spark_master,
-            lake=lake.uri,
-            default_conf=own,
-            endpoint=lake.endpoint,
-            region=lake.region,
+    with (
+        lake_session(settings, "tuskline-lake") as spark,
+        CopyBars(shown=sys.stderr.isatty()) as bars,
+    ):
+        sources = [Source(s.name, s.dsn, s.publication_name) for s in settings.source]
+        house = Lakehouse(
+            spark,
+            lake.uri,
+            settings.log_address,
+            sources,
+            epoch_interval=lake.epoch_interval,
+            retention_seconds=lake.retention,
+            format=lake.format,
+            store=store_options(lake),
+            rest=rest_catalog(lake),
+            failing_table=lake.failing_table,
+            copy_rate=lake.copy_rate,
+            copy_chunk_bytes=lake.copy_chunk_bytes,
+            progress=bars.show,
+            on_unrepresentable_value=lake.on_unrepresentable_value,
+            deletes=lake.deletes,
+            layouts=[section.rule for section in lake.tables],
+            views=view_definitions(lake),
+            mask_key=mask_key(lake.mask_key_file),
+            failing=lambda error: lake_status.write(settings.run_dir, error),
         )
-        try:
-            with CopyBars(shown=sys.stderr.isatty()) as bars:
-                sources = [Source(s.name, s.dsn, s.publication_name) for s in settings.source]
-                house = Lakehouse(
-                    spark,
-                    lake.uri,
-                    settings.log_address,
-                    sources,
-                    epoch_interval=lake.epoch_interval,
-                    retention_seconds=lake.retention,
-                    format=lake.format,
-                    store=store_options(lake),
-                    rest=rest_catalog(lake),
-                    failing_table=lake.failing_table,
-                    copy_rate=lake.copy_rate,
-                    copy_chunk_bytes=lake.copy_chunk_bytes,
-                    progress=bars.show,
-                    on_unrepresentable_value=lake.on_unrepresentable_value,
-                    deletes=lake.deletes,
-                    layouts=[section.rule for section in lake.tables],
-                    views=view_definitions(lake),
-                    mask_key=mask_key(lake.mask_key_file),
-                    failing=lambda error: lake_status.write(settings.run_dir, error),
-                )
-                with FlushService(
-                    lake.uri,
-                    settings.log_address,
-                    sources,
-                    lambda: house.is_writer,
-                    store_options(lake),
-                ):
-                    house.run(stop)
-        finally:
-            with contextlib.suppress(Py4JError, OSError):  # its JVM may have ended
-                spark.stop()
+        with FlushService(
+            lake.uri,
+            settings.log_address,
+            sources,
+            lambda: house.is_writer,
+            store_options(lake),
+        ):
+            house.run(stop)

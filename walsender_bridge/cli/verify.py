@@ -1,13 +1,12 @@
 """`tuskline verify`: the proof of equality. Starts a Spark of its own, beside the one of `lake run`."""
 
-import contextlib
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from walsender_bridge.cli.lake_session import lake_session
 from walsender_bridge.cli.options import (
     DEFAULT_CONFIG,
     AsJson,
@@ -21,8 +20,6 @@ from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.runtime.output import Output
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from spark_consumers.lake.equality.record import Difference, EqualityRecord, TableRecord
     from spark_consumers.lake.equality.run import Values
     from spark_consumers.lake.manifest.chain import Chain
@@ -95,7 +92,7 @@ def verify(
     with alone("verify", [settings.run_dir]):
         record = _begun(settings, tables or (), sample, seed, output, restart=restart)
         shown: list[Values] = []
-        with _spark(settings) as spark, verify_bar(output) as progress:
+        with lake_session(settings, "tuskline-verify") as spark, verify_bar(output) as progress:
             watch = Watch(
                 progress=progress,
                 waiting=lambda awaited: (
@@ -146,32 +143,6 @@ def _begun(
     if sample < 1:
         output.note(f"comparing {sample:.1%} of the chunks of each table, with --seed {seed}")
     return begin(chain, [source.name for source in settings.source], names, sample, seed)
-
-
-@contextmanager
-def _spark(settings: "Config") -> "Iterator[SparkSession]":
-    from py4j.protocol import Py4JError
-
-    from spark_consumers.spark.scratch import scratch
-    from spark_consumers.spark.scratch import settings as scratch_settings
-    from spark_consumers.spark.session import master_of, session, submitted
-
-    lake = lake_section(settings)
-    with scratch(settings.scratch_dir) as own_folder:
-        own = {} if submitted() else scratch_settings(own_folder, master_of(lake.spark_master))
-        spark = session(
-            "tuskline-verify",
-            lake.spark_master,
-            lake=lake.uri,
-            default_conf=own,
-            endpoint=lake.endpoint,
-            region=lake.region,
-        )
-        try:
-            yield spark
-        finally:
-            with contextlib.suppress(Py4JError, OSError):  # its JVM may have ended
-                spark.stop()
 
 
 def _report(output: Output, record: "EqualityRecord", shown: "Sequence[Values]") -> None:
