@@ -241,11 +241,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         self._spark = spark
         self._root = root
         self.manifest = manifest
-        self._views = {
-            view.full_name(name): view
-            for name, view in manifest.views.items()
-            if view.table is not None and view.full_name(name) not in manifest.tables
-        }
+        self._views = manifest.readable_views
         #: Of a live read, the views that it cannot compute: they are those of the epoch.
         self._not_computed = {} if tail is None else self._views_without_tables()
         self._withheld = {} if allow_stale else self._behind()

@@ -140,14 +140,22 @@ class Manifest:
 
     @property
     def readable(self) -> dict[str, TableVersion]:
-        """The tables that a reader of this epoch sees, those of views too, by `stream.schema.table`.
+        """The tables that a reader of this epoch sees, those of views too, by `stream.schema.table`."""
+        seen = self.readable_views
+        return {**self.tables, **{n: t for n, t in self.view_tables.items() if n in seen}}
+
+    @property
+    def readable_views(self) -> dict[str, ViewVersion]:
+        """The views that a reader of this epoch sees, by `stream.schema.view`.
 
         A table that has come with the name of a view takes its place.
         """
-        return {
-            **self.tables,
-            **{n: t for n, t in self.view_tables.items() if n not in self.tables},
+        named = {
+            view.full_name(name): view
+            for name, view in self.views.items()
+            if view.table is not None
         }
+        return {full: view for full, view in named.items() if full not in self.tables}
 
     @property
     def view_tables(self) -> dict[str, TableVersion]:
