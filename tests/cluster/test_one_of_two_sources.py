@@ -46,9 +46,14 @@ def test_a_source_that_is_not_initialised_does_not_keep_up_from_starting_the_oth
         assert tuskline.run("doctor", "--source", "late").returncode == Cause.PRIVILEGE
         tuskline.up()
         wait_for(lambda: streaming(tuskline) == {"shop"}, 60, "shop streams\n" + tuskline.logs())
-        report = tuskline.json("status", code=Cause.UNAVAILABLE)
-        (word,) = [word for word in report["problems"] if word.startswith("capture of late")]
-        assert "tuskline init" in word
+
+        def problem_of_late() -> str:
+            report = tuskline.json("status", code=Cause.UNAVAILABLE)
+            (word,) = [word for word in report["problems"] if word.startswith("capture of late")]
+            return word
+
+        # It says for a moment that it is connecting, at each attempt.
+        wait_for(lambda: "tuskline init" in problem_of_late(), 60, "late is named with its way out")
         assert "late" in tuskline.logs(1000)
         # The hint: from then on it is captured, without another `up`.
         env = {"PGPASSWORD": str(conninfo_to_dict(shop.dsn)["password"])}
