@@ -17,7 +17,7 @@ from spark_consumers.lake.verify import verify
 from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.writer import requests
 from tests.support import bank_load
-from tests.support.capture_stack import STREAM
+from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_no_orphans
 from tests.support.lake_pipeline import Pipeline
 from tests.support.stack import Stack
@@ -411,6 +411,7 @@ def wide(pipeline, database):
     database.execute(
         "CREATE TABLE wide (id int PRIMARY KEY, n int)",
         "INSERT INTO wide SELECT g, 0 FROM generate_series(1, 100000) g",
+        f"ALTER PUBLICATION {PUBLICATION} ADD TABLE wide",
     )
     pipeline.wait_for_tables("wide")
     return pipeline
