@@ -469,13 +469,21 @@ def test_a_view_that_ends_its_driver_again_and_again_is_left_alone(wide, databas
     record.parent.mkdir()
     record.write_text(json.dumps({"sql": ENDLESS.sql, "deaths": 2}))
     with_views(wide, FLAT, ENDLESS)
-    thread = threading.Thread(target=wide.flush)
+    seen: list[str] = []
+
+    def look():
+        while not seen:
+            text = record.read_text() if record.exists() else ""
+            seen.extend([text] if '"deaths": 3' in text else [])
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    found = wait_for(lambda: '"deaths": 3' in record.read_text() and record.read_text(), 60, "it")
-    thread.join()
+    wide.flush()
+    thread.join(60)
     assert not record.exists()
     # The process ended in it:
-    record.write_text(found)
+    record.write_text(seen[0])
     with_views(wide, FLAT, ENDLESS)
     database.execute("UPDATE wide SET n = n WHERE id = 1")
     assert_views(database, wide.flush(), (FLAT,))

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -25,7 +26,7 @@ from walsender_bridge.runtime import logs
 _FOLDER: Final = f"{STATE}/views"
 #: Seconds after which an attempt has its record.
 _LONG: Final = 5.0
-#: Seconds between two calls that interrupt an attempt: one between two of its jobs is not noticed.
+#: Seconds between two calls that cancel an attempt's jobs: one between two of its jobs is not noticed.
 _AGAIN: Final = 1.0
 
 log = logs.logger()
@@ -36,19 +37,23 @@ class ViewTimeoutError(Exception):
 
 
 class ViewAttempts:
-    """The attempts at a lake's views in this process."""
+    """The attempts at a lake's views in this process, over all terms of its writer."""
 
     def __init__(self, spark: SparkSession, store: LakeStore) -> None:
         self._spark = spark
         self._store = store
         self._began = time.monotonic()
         self._failed: dict[str, Failed] = {}
-        #: What earlier processes have left: the SQL of each view in whose attempts they ended, and how often.
-        self._deaths: dict[str, tuple[str, int]] = {}
-        for name in store.names(_FOLDER):
+
+    @cached_property
+    def _deaths(self) -> dict[str, tuple[str, int]]:
+        """What earlier processes have left: the SQL of each view in whose attempts they ended, and how often."""
+        found = {}
+        for name in self._store.names(_FOLDER):
             with suppress(ValueError, KeyError, TypeError, OSError):
-                record = json.loads(store.read(f"{_FOLDER}/{name}"))
-                self._deaths[name] = (str(record["sql"]), int(record["deaths"]))
+                record = json.loads(self._store.read(f"{_FOLDER}/{name}"))
+                found[name] = (str(record["sql"]), int(record["deaths"]))
+        return found
 
     def waiting(self, view: ViewDefinition) -> str | None:
         """Why this view is not tried now; None: it may be."""
@@ -98,11 +103,13 @@ class _Watch:
         view: ViewDefinition,
         before: tuple[str, int] | None,
     ) -> None:
-        self._spark, self._store, self._view, self._before = spark, store, view, before
+        self._context = spark.sparkContext
+        self._store, self._view, self._before = store, view, before
         self._tag = f"tuskline-view-{uuid.uuid4().hex}"
         self._done = threading.Event()
         self.is_over = False
-        spark.addTag(self._tag)
+        # The context's tags: a session's are known only to the thread that has added them.
+        self._context.addJobTag(self._tag)
         self._thread = threading.Thread(target=self._run, name=f"view {view.name}", daemon=True)
         self._thread.start()
 
@@ -110,7 +117,7 @@ class _Watch:
         """The attempt has ended."""
         self._done.set()
         self._thread.join()
-        self._spark.removeTag(self._tag)
+        self._context.removeJobTag(self._tag)
 
     def _run(self) -> None:
         limit = self._view.timeout
@@ -122,7 +129,7 @@ class _Watch:
             self.is_over = True
             log.warning("view is stopped", view=self._view.name, seconds=limit)
             while not self._done.is_set():
-                self._spark.interruptTag(self._tag)
+                self._context.cancelJobsWithTag(self._tag)
                 self._done.wait(_AGAIN)
 
     @contextmanager

@@ -131,6 +131,7 @@ class ViewWriter:
         term: int,
         definitions: Sequence[ViewDefinition],
         *,
+        attempts: ViewAttempts,
         deletes: Mapping[str, str],
         layouts: Sequence[LayoutRule] = (),
     ) -> None:
@@ -139,7 +140,7 @@ class ViewWriter:
         self._format = tables
         self._term = term
         self._definitions = definitions
-        self._attempts = ViewAttempts(spark, chain.store)
+        self._attempts = attempts
         self._deletes = deletes
         self._rules = layouts
         self._catalog = for_reading(chain)
