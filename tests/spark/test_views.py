@@ -514,4 +514,4 @@ def test_a_view_that_cannot_be_run_holds_the_round_up_twice(wide, database, monk
         with pytest.raises(PySparkException, match="planted"):
             wide.house.run_once(force=True)
     assert_views(database, wide.flush(), (FLAT,))
-    assert "it cannot be run" in reason_of(wide, "endless")
+    assert "its query cannot be run: planted" in reason_of(wide, "endless")
