@@ -1,7 +1,9 @@
 """docs/examples, as a user runs them: each a process beside one running installation."""
 
 import contextlib
+import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -22,6 +24,13 @@ from walsender_bridge.demo.local_server import by_major
 from walsender_bridge.demo.local_server.server import LocalServer
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+#: The view that the notebook reads, as it says.
+VIEW = """
+[[lake.view]]
+name = "by_status"
+sql = "SELECT status, count(*) AS orders FROM orders GROUP BY status"
+"""
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -46,6 +55,8 @@ class Shop:
         self.tuskline = Attached(
             folder, {"shop": {"dsn": self.server.dsn("shop")}}, lake=True, epoch_interval=1.0
         )
+        with self.tuskline.config.open("a") as config:
+            config.write(VIEW)
         self.log = f"grpc://{self.tuskline.log_listen}"
 
     def sql(self, *statements: str) -> None:
@@ -95,6 +106,28 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 def test_attach_and_read_prints_the_rows_of_one_epoch(shop: Shop) -> None:
     lines = shop.printed.splitlines()
     assert lines[-2:] == ["shop.public.orders\t50", "new\t50"]
+
+
+@pytest.mark.long
+def test_the_notebook_draws_freshness_and_lag_and_joins_a_stream(shop: Shop) -> None:
+    notebook = json.loads((EXAMPLES / "freshness.ipynb").read_text())
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    # What a notebook would show: the value of each cell's last line.
+    shown = "\nprint(_._repr_html_())\n"
+    program = shop.folder / "notebook.py"
+    program.write_text(
+        "\n".join(re.sub(r"^Chart\(.*", rf"_ = \g<0>{shown}", c, flags=re.MULTILINE) for c in cells)
+    )
+    for status in ("paid", "sent"):
+        shop.sql(f"UPDATE orders SET status = '{status}' WHERE id = 3")
+        shop.flush()
+    printed = shop.example(str(program))
+    freshness, lag = re.findall(r"<svg.*?</p>", printed, re.DOTALL)
+    assert freshness.count("<circle") + freshness.count("<polyline")
+    assert {"shop: capture", "shop: merge"} <= set(re.findall(r"shop: \w+", lag))
+    # The joined rows, and those of the view.
+    assert re.search(r"\|\s*3\|\s*U\|\s*\d+\|\s*paid\|\s*sent\|", printed), printed[-3000:]
+    assert re.search(r"\|\s*sent\|\s*1\|", printed)
 
 
 @pytest.mark.long

@@ -3,18 +3,21 @@
 import json
 import random
 import threading
+import time
+from dataclasses import replace
 
 import pytest
+from pyspark.errors import PySparkException
 
 from spark_consumers import Source, read
-from spark_consumers.lake.epoch import table_changes, view_writer
+from spark_consumers.lake.epoch import table_changes, view_attempts, view_writer
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.verify import verify
 from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.writer import requests
 from tests.support import bank_load
-from tests.support.capture_stack import STREAM
+from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_no_orphans
 from tests.support.lake_pipeline import Pipeline
 from tests.support.stack import Stack
@@ -392,3 +395,120 @@ def test_27_views_survive_kills_of_the_driver(tmp_path, database, spark, seed):
     assert kept.pop("views.idle") == ("live", "recomputed")
     assert set(kept.values()) == {("live", "incremental")}
     assert "groups of tables and inner joins" in explained.stdout
+
+
+#: Ten thousand million pairs.
+ENDLESS = ViewDefinition(
+    "views.endless",
+    "SELECT a.id, b.id AS other FROM wide a JOIN wide b ON a.n = b.n",
+    timeout=3.0,
+    max_rows=10**12,
+)
+
+
+@pytest.fixture
+def wide(pipeline, database):
+    database.execute(
+        "CREATE TABLE wide (id int PRIMARY KEY, n int)",
+        "INSERT INTO wide SELECT g, 0 FROM generate_series(1, 100000) g",
+        f"ALTER PUBLICATION {PUBLICATION} ADD TABLE wide",
+    )
+    pipeline.wait_for_tables("wide")
+    return pipeline
+
+
+def reason_of(pipeline, name):
+    return pipeline.head().views[f"views.{name}"].reason
+
+
+def test_a_view_that_takes_too_long_is_stopped_and_holds_nothing_back(wide, database):
+    with_views(wide, FLAT, ENDLESS)
+    assert_views(database, wide.flush(), (FLAT,))
+    assert "took longer than 3 s" in reason_of(wide, "endless")
+    # It waits for nine times as long as it took, and the epochs do not.
+    database.execute(
+        "UPDATE wide SET n = n WHERE id = 1", "UPDATE docs SET title = 'on' WHERE id = 1"
+    )
+    began = time.monotonic()
+    assert_views(database, wide.flush(), (FLAT,))
+    assert time.monotonic() - began < 15
+    assert "took longer than 3 s" in reason_of(wide, "endless")
+    assert_no_orphans(wide.spark, wide.lake)
+    assert not [*wide.lake.glob("_tuskline/views/*")]
+
+
+def test_27_changes_of_a_view_of_many_rows_are_folded_by_several_tasks(wide, database):
+    same = replace(ENDLESS, sql=f"{ENDLESS.sql} AND a.id = b.id", timeout=600.0)
+    grouped = ViewDefinition("views.grouped", "SELECT id % 50000 AS k, sum(n) FROM wide GROUP BY 1")
+    with_views(wide, same, grouped)
+    assert_views(database, wide.flush(), (same, grouped))
+    database.execute("DELETE FROM wide WHERE id <= 10000", "UPDATE wide SET n = 1 WHERE id > 90000")
+    assert_views(database, wide.flush(), (same, grouped))
+    kinds = {view.kind for view in wide.head().views.values()}
+    assert kinds == {"incremental"}
+
+
+def test_a_view_with_more_rows_than_it_may_have_is_stale(wide, database):
+    few = ViewDefinition("views.few", "SELECT id FROM wide WHERE n = 0", max_rows=99_999)
+    growing = ViewDefinition("views.growing", "SELECT id FROM wide WHERE n = 1", max_rows=10)
+    with_views(wide, few, growing)
+    wide.flush()
+    assert "more than 99999 rows (max_rows)" in reason_of(wide, "few")
+    database.execute("UPDATE wide SET n = 1 WHERE id <= 10")
+    assert_views(database, wide.flush(), (growing,))
+    database.execute("UPDATE wide SET n = 1 WHERE id = 11")
+    wide.flush()
+    assert "more than 10 rows (max_rows)" in reason_of(wide, "growing")
+    assert_no_orphans(wide.spark, wide.lake)
+
+
+def test_a_view_that_ends_its_driver_again_and_again_is_left_alone(wide, database, monkeypatch):
+    """What its query leaves behind when the process ends in it, and what the next process makes of that."""
+    monkeypatch.setattr(view_attempts, "_LONG", 0.2)
+    record = wide.lake / "_tuskline/views/views.endless"
+    record.parent.mkdir()
+    record.write_text(json.dumps({"sql": ENDLESS.sql, "deaths": 2}))
+    with_views(wide, FLAT, ENDLESS)
+    seen: list[str] = []
+
+    def look():
+        while not seen:
+            text = record.read_text() if record.exists() else ""
+            seen.extend([text] if '"deaths": 3' in text else [])
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    wide.flush()
+    thread.join(60)
+    assert not record.exists()
+    # The process ended in it:
+    record.write_text(seen[0])
+    with_views(wide, FLAT, ENDLESS)
+    database.execute("UPDATE wide SET n = n WHERE id = 1")
+    assert_views(database, wide.flush(), (FLAT,))
+    assert "its query ended the driver 3 times" in reason_of(wide, "endless")
+    # Other SQL is another query.
+    with_views(wide, FLAT, replace(ENDLESS, sql="SELECT id FROM wide WHERE n = 0"))
+    database.execute("UPDATE wide SET n = 1 WHERE id = 1")
+    wide.flush()
+    assert reason_of(wide, "endless") == ""
+
+
+def test_a_view_that_cannot_be_run_holds_the_round_up_twice(wide, database, monkeypatch):
+    """A failure that is not the query's own, as without memory."""
+
+    def without_memory(*_):
+        raise PySparkException("planted: no memory")
+
+    with_views(wide, FLAT)
+    wide.flush()
+    monkeypatch.setattr(view_writer, "sink", without_memory)
+    with_views(wide, FLAT, replace(ENDLESS, timeout=600.0, sql="SELECT id FROM wide"))
+    database.execute("UPDATE docs SET title = 'on' WHERE id = 1")
+    wide.barrier()
+    for _ in range(2):
+        with pytest.raises(PySparkException, match="planted"):
+            wide.house.run_once(force=True)
+    assert_views(database, wide.flush(), (FLAT,))
+    assert "it cannot be run" in reason_of(wide, "endless")

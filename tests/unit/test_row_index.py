@@ -1,6 +1,7 @@
 """The row index against a model: where each living row is, whatever was added, removed and merged."""
 
 import random
+import struct
 from collections import defaultdict
 from hashlib import blake2b
 from itertools import pairwise
@@ -98,6 +99,34 @@ def test_digests_stay_what_they_are_since_runs_keep_them():
     assert pairs(key) == [(14473517354436383551, 12110375836913770985)]
     hashed = blake2b(b"\0\0\x01\0\0\0a", digest_size=16).digest()
     assert pairs(text) == [(int.from_bytes(hashed[:8], "big"), int.from_bytes(hashed[8:], "big"))]
+
+
+def framed(number, value, kind):
+    if value is None:
+        return b""
+    if kind == pa.bool_():
+        raw = bytes([value])
+    elif pa.types.is_nested(kind):
+        raw = repr(value).encode()
+    elif kind == pa.string():
+        raw = value.encode()
+    else:
+        raw = pa.array([value], kind).buffers()[1].to_pybytes()
+    return struct.pack("<HI", number, len(raw)) + raw
+
+
+@given(rows_of_some_types())
+def test_a_row_is_hashed_as_its_values_with_the_numbers_of_their_columns(drawn):
+    columns, _ = drawn
+    types = [column.type for column in columns]
+    rows = zip(*(column.to_pylist() for column in columns), strict=True)
+    wanted = [
+        blake2b(b"".join(framed(i, v, types[i]) for i, v in enumerate(row)), digest_size=16)
+        for row in rows
+    ]
+    assert pairs(row_digests(columns, types)) == [
+        struct.unpack(">QQ", each.digest()) for each in wanted
+    ]
 
 
 # -- runs -------------------------------------------------------------------------------------------

@@ -234,7 +234,7 @@ def test_no_folder_of_a_view_goes_that_a_link_may_name_whose_publication_was_not
     """After an error of the store, the writer may go on from a head behind which its own link was published."""
     chain, format_ = MagicMock(), MagicMock()
     chain.store.read.side_effect = FileNotFoundError
-    writer = ViewWriter(MagicMock(), chain, format_, 1, (), deletes={})
+    writer = ViewWriter(MagicMock(), chain, format_, 1, (), attempts=MagicMock(), deletes={})
     head = Manifest("lake", 6, 7, 6, 1, 0.0)
     writer._made = [VIEW_TABLE.path]
     chain.has.side_effect = lambda link: link <= 7

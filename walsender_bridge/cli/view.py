@@ -48,7 +48,7 @@ def view_definitions(lake: "LakeSection") -> "list[ViewDefinition]":
                     repair="correct its file in [[lake.view]]",
                 ) from None
         assert sql is not None
-        found.append(ViewDefinition(section.full_name, sql))
+        found.append(ViewDefinition(section.full_name, sql, section.timeout, section.max_rows))
     return found
 
 

@@ -255,6 +255,10 @@ class LakeViewSection(_Section):
     sql: str | None = None
     #: A file with it instead, relative to the configuration's.
     file: Path | None = None
+    #: Seconds that its queries may take in an epoch: the tables wait meanwhile.
+    timeout: float = Field(default=600.0, gt=0)
+    #: Rows that it may have.
+    max_rows: int = Field(default=100_000_000, gt=0)
 
     @model_validator(mode="after")
     def _has_sql(self) -> Self:

@@ -48,6 +48,7 @@ from spark_consumers.lake.epoch.stage import (
     total_changes,
 )
 from spark_consumers.lake.epoch.target import Target, columns_of, names_in
+from spark_consumers.lake.epoch.view_attempts import ViewAttempts
 from spark_consumers.lake.epoch.view_writer import ViewWriter
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.iceberg_schema import file_type
@@ -145,7 +146,8 @@ class EpochWriter:
         on_unrepresentable_value: Mapping[str, str] | None = None,
         deletes: Mapping[str, str] | None = None,
         layouts: Sequence[LayoutRule] = (),
-        views: Sequence[ViewDefinition] = (),
+        views: Sequence[ViewDefinition],
+        attempts: ViewAttempts,
         mask_key: bytes = b"",
     ) -> None:
         self._spark = spark
@@ -159,7 +161,10 @@ class EpochWriter:
         self._deletes = deletes or {}
         self._rules = layouts
         self._views = ViewWriter(
-            spark, chain, tables, head.term, views, deletes=self._deletes, layouts=layouts
+            *(spark, chain, tables, head.term, views),
+            attempts=attempts,
+            deletes=self._deletes,
+            layouts=layouts,
         )
         self._mask_key = mask_key
         self._attempt = 0

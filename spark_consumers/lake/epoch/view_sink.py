@@ -7,7 +7,7 @@ a file of the scratch folder, by Spark's commit: so only what a successful attem
 import base64
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
@@ -15,13 +15,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_consumers.fold.multiset import of_signed
+from spark_consumers.fold.multiset import MultisetFold, compose_multisets, of_signed
 from spark_consumers.lake.epoch.stage import Staged, write_fold
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.arranged_files import write_arranged
 from spark_consumers.lake.format.data_files import numbered, whole_file
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.store.place import carried, place
+from walsender_bridge.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _NAME: Final = "tuskline-view"
 #: The option with what is to be done. Spark shows no option whose name has this word.
 _TASK: Final = "secretTask"
+#: What a task says of a view that has too many rows.
+TOO_MANY: Final = "it has more than {} rows (max_rows)"
 #: Bytes of rows of which one data file is made.
 _HELD: Final = 128 << 20
 
@@ -42,14 +45,16 @@ class SinkTask(Protocol):
 
 @dataclass(frozen=True)
 class StoreRows:
-    """Write all rows as data files."""
+    """Write all rows as data files; `max_rows` of them at most."""
 
     target: Target
+    max_rows: int
 
     def run(self, batches: Iterator[pa.RecordBatch], attempt: str) -> list[FileInfo]:
         """The files."""
         target, made = self.target, list[FileInfo]()
         for held in _in_parts(batches):
+            check_rows(sum(file.rows for file in made) + sum(map(len, held)), self.max_rows)
             columns = _columns(held, target.columns)
             name = numbered(f"{target.prefix}-{attempt}.parquet", len(made))
             made += write_arranged(name, columns, target.file_schema, target.arrangement)
@@ -58,24 +63,45 @@ class StoreRows:
 
 @dataclass(frozen=True)
 class StageChanges:
-    """Fold rows with signs, which are in the last column, and stage them as those of a table without a key."""
+    """Fold rows with signs, which are in the last column, and stage them as those of a table without a key.
+
+    Equal rows are in one partition. A fold has `max_rows` rows at most.
+    """
 
     target: Target
     scratch: str
+    max_rows: int
 
     def run(self, batches: Iterator[pa.RecordBatch], attempt: str) -> Staged | None:
         """What is staged: the rows to add, and those to remove; None if there are neither."""
         del attempt
-        parts = list(batches)
-        if not parts:
+        folded: MultisetFold | None = None
+        changes = 0
+        for held in _in_parts(batches):
+            rows = pa.concat_tables(held)
+            last = rows.num_columns - 1
+            signs = rows.column(last).to_numpy().astype("int64")
+            part = of_signed(_columns([rows.remove_column(last)], self.target.columns), signs)
+            folded = part if folded is None else compose_multisets(folded, part)
+            changes += len(rows)
+            check_rows(len(folded), self.max_rows)
+        if folded is None or not len(folded):
             return None
-        rows = pa.Table.from_batches(parts)
-        last = rows.num_columns - 1
-        signs = rows.column(last).to_numpy().astype("int64")
-        folded = of_signed(_columns([rows.remove_column(last)], self.target.columns), signs)
-        if not len(folded):
-            return None
-        return write_fold(self.target, folded, self.scratch, 0, len(rows))
+        number = _partition()
+        target = replace(self.target, prefix=f"{self.target.prefix}-part{number}")
+        return write_fold(target, folded, f"{self.scratch}/part{number}", 0, changes)
+
+
+def check_rows(rows: int, limit: int) -> None:
+    """Raise `NotSupportedError` if these are more rows than a view may have."""
+    if rows > limit:
+        raise NotSupportedError(TOO_MANY.format(limit))
+
+
+def _partition() -> int:
+    context = TaskContext.get()
+    assert context is not None
+    return int(context.partitionId())
 
 
 def _in_parts(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.Table]]:

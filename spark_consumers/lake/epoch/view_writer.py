@@ -5,6 +5,7 @@ tables, or over their changes (`table_changes`), and are written on the executor
 fenced and cleaned up as any other; only the link shows it.
 """
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumers.lake.catalog.open_catalog import for_reading
 from spark_consumers.lake.epoch.arranged import arranged, by_position
-from spark_consumers.lake.epoch.stage import Staged
+from spark_consumers.lake.epoch.stage import Staged, joined
 from spark_consumers.lake.epoch.table_changes import (
     ChangedFile,
     changed_files,
@@ -26,7 +27,14 @@ from spark_consumers.lake.epoch.table_changes import (
 )
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.epoch.task_rows import frame_of
-from spark_consumers.lake.epoch.view_sink import StageChanges, StoreRows, sink
+from spark_consumers.lake.epoch.view_attempts import ViewAttempts, ViewTimeoutError
+from spark_consumers.lake.epoch.view_sink import (
+    TOO_MANY,
+    StageChanges,
+    StoreRows,
+    check_rows,
+    sink,
+)
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.iceberg_read import read_snapshot
@@ -123,6 +131,7 @@ class ViewWriter:
         term: int,
         definitions: Sequence[ViewDefinition],
         *,
+        attempts: ViewAttempts,
         deletes: Mapping[str, str],
         layouts: Sequence[LayoutRule] = (),
     ) -> None:
@@ -131,6 +140,7 @@ class ViewWriter:
         self._format = tables
         self._term = term
         self._definitions = definitions
+        self._attempts = attempts
         self._deletes = deletes
         self._rules = layouts
         self._catalog = for_reading(chain)
@@ -193,13 +203,7 @@ class ViewWriter:
         view = _described(before, work.definition, made)
         full = view.full_name(name)
         action = decide(before, made, head.tables, tables, taken=full in tables)
-        try:
-            done = self._carried_out(work, view, made, action)
-        except PySparkException as error:
-            reason = _of_query(error)
-            if reason is None:
-                raise
-            done = Stale(reason)
+        done = self._attempted(work, view, made, action)
         if isinstance(done, Stale):
             found.views[name] = _stale(before, work.definition, head, done.reason)
             return
@@ -209,14 +213,33 @@ class ViewWriter:
         if staged is not None and target is not None:
             found.targets[full], found.staged[full] = target, staged
 
-    def _carried_out(
+    def _attempted(
         self, work: "_Work", view: ViewVersion, made: Translation, action: Action
     ) -> "Stale | _Done":
+        """What becomes of the view, in the time that it may take (`views.patience`)."""
         if isinstance(action, Stale):
             return action
         if isinstance(action, Keep):
             assert view.table is not None
             return _Done(view.table)
+        definition, began = work.definition, time.monotonic()
+        if (reason := self._attempts.waiting(definition)) is not None:
+            return Stale(reason)
+        try:
+            with self._attempts.attempt(definition):
+                done = self._carried_out(work, view, made, action)
+        except (ViewTimeoutError, NotSupportedError, PySparkException) as error:
+            reason, is_of_query = _why(error, definition)
+            took = time.monotonic() - began
+            if not self._attempts.failed(definition, reason, took, of_query=is_of_query):
+                raise
+            return Stale(reason)
+        self._attempts.succeeded(definition)
+        return done
+
+    def _carried_out(
+        self, work: "_Work", view: ViewVersion, made: Translation, action: Compute | Apply
+    ) -> "_Done":
         if isinstance(action, Apply):
             changes = self._changes(work, made, action.changed)
             rows = sum(work.tables[made.tables[number]].rows for number in action.changed)
@@ -258,8 +281,10 @@ class ViewWriter:
 
     def _stored(self, work: "_Work", frame: DataFrame, target: Target) -> list[FileInfo]:
         record = f"{work.scratch}/{target.scratch_name}-view.pickle"
-        made: list[list[FileInfo]] = sink(frame, StoreRows(target), record)
+        most = work.definition.max_rows
+        made: list[list[FileInfo]] = sink(frame, StoreRows(target, most), record)
         files = [file for each in made for file in each]
+        check_rows(sum(file.rows for file in files), most)
         # What failed attempts of tasks have left.
         wanted = {file.path for file in files}
         for file in files_in(place(target.folder) / "data", Stage.names_from(work.stage.link)):
@@ -351,13 +376,22 @@ class ViewWriter:
                 else self._of_groups(work, made, form, table, union, cached)
             )
             target = self._target(work, view, made, table)
-            record = f"{work.scratch}/{target.scratch_name}-view.pickle"
-            staged = sink(frame.repartition(1), StageChanges(target, work.scratch), record)
+            staged = self._staged(work, frame, target)
         finally:
             for each in cached:
                 each.unpersist()
-        (one,) = staged or [None]
-        return _Done(table, target, one)
+        if staged is not None:
+            check_rows(table.rows + staged.added, work.definition.max_rows)
+        return _Done(table, target, staged)
+
+    def _staged(self, work: "_Work", frame: DataFrame, target: Target) -> Staged | None:
+        """The rows with signs, staged: equal ones by one task."""
+        record = f"{work.scratch}/{target.scratch_name}-view.pickle"
+        parts = frame.repartition(*[f for f in frame.columns if f != SIGN])
+        task = StageChanges(target, work.scratch, work.definition.max_rows)
+        made: list[Staged | None] = sink(parts, task, record)
+        staged = [each for each in made if each is not None]
+        return joined(staged) if staged else None
 
     def _of_groups(
         self,
@@ -369,12 +403,10 @@ class ViewWriter:
         cached: list[DataFrame],
     ) -> DataFrame:
         """The rows of the view's table that are removed and added, with their signs."""
-        from pyspark.sql.functions import broadcast
-
         cached.append(union.cache())
         groups = self._query(form.changed_groups, {"u": union}).cache()
         cached.append(groups)
-        frames = {"d": broadcast(groups), "v": self._read(table)}
+        frames = {"d": _sent(groups), "v": self._read(table)}
         removed = self._query(form.removed, frames)
         again: DataFrame | None = None
         if form.unknown:
@@ -383,7 +415,7 @@ class ViewWriter:
             again = unknown if unknown.head(1) else None
         if again is None:
             return removed.unionAll(self._query(form.added(but=False), frames))
-        frames["r"] = broadcast(again)
+        frames["r"] = _sent(again)
         computed = self._query(form.again, {**self._frames(work.tables, made), "r": frames["r"]})
         return removed.unionAll(self._query(form.added(but=True), frames)).unionAll(computed)
 
@@ -451,6 +483,13 @@ class ViewWriter:
         return str(self._chain.root / table.path)
 
 
+def _sent(frame: DataFrame) -> DataFrame:
+    """The frame, which is cached: sent to all executors if it is small."""
+    from pyspark.sql.functions import broadcast
+
+    return broadcast(frame) if frame.count() <= _BROADCAST else frame
+
+
 def _usable(made: Translation) -> Translation:
     """The translation. Raises `NotSupportedError` for columns that no table of the lake can have."""
     reason = unusable(made.columns.names, (), arrays_of(made.columns))
@@ -488,15 +527,22 @@ def _stale(
     )
 
 
-def _of_query(error: PySparkException) -> str | None:
-    """Why a view's query fails for itself; None for another trouble, which is the epoch's."""
-    text, state = str(error), error.getSqlState() or ""
-    is_damage = any(word in text for word in _OF_DAMAGE)
-    if not (is_damage or state.startswith(_OF_QUERY)):
-        return None
+def _why(error: Exception, definition: ViewDefinition) -> tuple[str, bool]:
+    """Why a view is not kept, and whether that is its query's own failure, rather than perhaps the epoch's."""
+    if isinstance(error, ViewTimeoutError):
+        return (
+            f"its query was stopped: it took longer than {definition.timeout:g} s (timeout)",
+            True,
+        )
+    text = str(error)
+    state = (error.getSqlState() if isinstance(error, PySparkException) else None) or ""
     lines = text.strip().splitlines()
-    line = next((line for line in lines if any(word in line for word in _OF_DAMAGE)), lines[0])
-    return f"{FAILED}{line[:300]}"
+    if (limit := TOO_MANY.format(definition.max_rows)) in text:
+        return f"{FAILED}{limit}", True
+    damage = next((line for line in lines if any(word in line for word in _OF_DAMAGE)), "")
+    if damage or state.startswith(_OF_QUERY):
+        return f"{FAILED}{(damage or lines[0])[:300]}", True
+    return f"its query cannot be run: {lines[0][:300]}", False
 
 
 def _new_path(full: str, term: int) -> str:

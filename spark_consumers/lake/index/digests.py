@@ -13,16 +13,19 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 
 _BYTES = 16
 _FIELD = struct.Struct("<HI")
+_EMPTY = pa.scalar(b"", pa.large_binary())
 _ROUNDS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7, 0xABC98388FB8FAC03)
 
 
@@ -135,28 +138,42 @@ def _mixed(half: UInt64s, key: int) -> UInt64s:
 
 
 def _hashed(columns: Sequence[pa.Array]) -> Digests:
-    framed = [_framed(number, column) for number, column in enumerate(columns)]
-    join = b"".join
-    made = join(
-        [blake2b(join(row), digest_size=_BYTES).digest() for row in zip(*framed, strict=True)]
-    )
+    framed = [part for number, column in enumerate(columns) for part in _framed(number, column)]
+    # Arrow puts the bytes of each row together. NULLs are skipped; a row without any value needs one that is not NULL; the
+    # last argument is the separator.
+    nothing = pa.repeat(_EMPTY, len(columns[0]))
+    rows = pc.binary_join_element_wise(nothing, *framed, _EMPTY, null_handling="skip")
+    _, bounds, content = rows.buffers()
+    whole = memoryview(content or b"")
+    at = np.frombuffer(bounds, np.int64, len(rows) + 1, rows.offset * 8).tolist()
+    made = b"".join([blake2b(whole[i:j], digest_size=_BYTES).digest() for i, j in pairwise(at)])
     halves = np.frombuffer(made, ">u8").reshape(-1, 2)
     return Digests(halves[:, 0].astype(np.uint64), halves[:, 1].astype(np.uint64))
 
 
-def _framed(number: int, column: pa.Array) -> list[bytes]:
-    """Each value with the number of its column and its length; nothing for NULL."""
+def _framed(number: int, column: pa.Array) -> list[pa.Array]:
+    """Arrays of bytes that together have each value with the number of its column and its length before it; NULL for NULL."""
     width = _width(column.type)
     if width is not None:
-        raw, head = _raw(column).tobytes(), _FIELD.pack(number, width)
-        values = [head + raw[at : at + width] for at in range(0, len(raw), width)]
-        if column.null_count:
-            for row in np.flatnonzero(np.asarray(column.is_null())).tolist():
-                values[row] = b""
-        return values
+        head = np.frombuffer(_FIELD.pack(number, width), np.uint8)
+        return [_bytes_of(head, _raw(column), column)]
     if pa.types.is_nested(column.type):
         texts = [None if v is None else repr(v).encode() for v in column.to_pylist()]
+        values = pa.array(texts, _EMPTY.type)
     else:
-        texts = column.cast(pa.binary()).to_pylist()
-    pack = _FIELD.pack
-    return [b"" if text is None else pack(number, len(text)) + text for text in texts]
+        values = column.cast(pa.binary()).cast(_EMPTY.type)
+    lengths = np.asarray(pc.binary_length(values).fill_null(0)).astype("<u4")
+    head = np.frombuffer(struct.pack("<H", number), np.uint8)
+    return [_bytes_of(head, lengths.view(np.uint8).reshape(-1, 4), values), values]
+
+
+def _bytes_of(
+    left: npt.NDArray[np.uint8], right: npt.NDArray[np.uint8], like: pa.Array
+) -> pa.Array:
+    """An array with the bytes of each row of `right` behind those of `left`; NULL where `like` is."""
+    both = np.empty((len(right), len(left) + right.shape[1]), np.uint8)
+    both[:, : len(left)], both[:, len(left) :] = left, right
+    bounds = np.arange(len(both) + 1, dtype=np.int64) * both.shape[1]
+    valid = pa.array(np.asarray(like.is_valid())).buffers()[1] if like.null_count else None
+    buffers = [valid, pa.py_buffer(bounds), pa.py_buffer(both)]
+    return pa.Array.from_buffers(_EMPTY.type, len(both), buffers)

@@ -25,6 +25,7 @@ from spark_consumers.lake.copy.bootstrap import TableCopier
 from spark_consumers.lake.copy.running import Copies
 from spark_consumers.lake.epoch import log_view, rolled_back
 from spark_consumers.lake.epoch.epoch_writer import EpochWriter, ShapeChangedError
+from spark_consumers.lake.epoch.view_attempts import ViewAttempts
 from spark_consumers.lake.format.data_files import remove_attempt, remove_orphans
 from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.manifest import takeover
@@ -192,6 +193,7 @@ class Lakehouse:
         self._deletes = dict(deletes or {})
         self._layouts = tuple(layouts)
         self._views = tuple(views)
+        self._view_attempts = ViewAttempts(spark, self._chain.store)
         self._mask_key = mask_key_of_environment() if mask_key is None else mask_key
         check_key(self._layouts, self._mask_key)
         self._failures = RoundFailures(self._chain.root, failing or (lambda _: None))
@@ -581,6 +583,7 @@ class Lakehouse:
             deletes=self._deletes,
             layouts=self._layouts,
             views=self._views,
+            attempts=self._view_attempts,
             mask_key=self._mask_key,
         )
         copier = TableCopier(
