@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_consumers.fold.kept import compose_kept, fold_kept
-from spark_consumers.fold.keyed import PATCH
+from spark_consumers.fold.keyed import PATCH, Fold
 from spark_consumers.fold.serial import fold_from_table, fold_to_table
 from tests.unit.test_fold import KEY, Batch, D, I, T, batches, histories
 
@@ -86,6 +86,13 @@ def kept_histories(draw):
     return lake, events
 
 
+def written(fold):
+    """The fold as another task reads it."""
+    found = fold_from_table(fold_to_table(fold))
+    assert isinstance(found, Fold)
+    return found
+
+
 def shown(rows):
     return {key: repr(row) for key, row in rows.items()}
 
@@ -102,10 +109,7 @@ def test_deleted_rows_stay_with_their_last_values_and_marks(history, cuts):
 @settings(max_examples=300)
 def test_folds_of_kept_rows_compose(history, cuts):
     lake, events = history
-    folds = [
-        fold_from_table(fold_to_table(fold_kept([part], KEY)))
-        for part in timed(batches(events, cuts))
-    ]
+    folds = [written(fold_kept([part], KEY)) for part in timed(batches(events, cuts))]
     after = expected(lake, events)
     assert shown(applied(lake, reduce(compose_kept, folds))) == shown(after)
     rest = folds.pop()
