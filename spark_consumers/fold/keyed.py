@@ -68,7 +68,8 @@ class Fold:
 
     `columns` holds whole rows (`ROW`), the known columns (`PATCH`) or only the key (`ABSENT`); `key` is the
     positions of the key's columns. `unset` (rows by columns, for patches) marks what is not known, `source`
-    has the key columns of the row that has it; both are None when there is no patch.
+    has the key columns of the row that has it; both are None when there is no patch. `emptied`: when the table's living rows were
+    deleted by a TRUNCATE, if it keeps deleted rows (`fold.kept`).
     """
 
     key: tuple[int, ...]
@@ -78,6 +79,7 @@ class Fold:
     columns: list[pa.Array]
     unset: Bools | None = None
     source: list[pa.Array] | None = None
+    emptied: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.state)
@@ -122,12 +124,17 @@ class _Run:
 
 
 def fold(
-    changes: Sequence[FoldableChanges], key: Sequence[int], *, key_columns: int | None = None
+    changes: Sequence[FoldableChanges],
+    key: Sequence[int],
+    *,
+    key_columns: int | None = None,
+    keeps: bool = False,
 ) -> Fold:
     """Fold changes in commit order; at least one batch, all with the same columns.
 
     `key_columns`: the first so many of `key` are the key, and what follows stands for values of it that are not there
-    (`quarantine`); None: all of them. Raises `CorruptError` for changes that cannot follow from one another.
+    (`quarantine`); None: all of them. `keeps`: an update of a key leaves the row with the old one, and any row may have been there
+    (`fold.kept`). Raises `CorruptError` for changes that cannot follow from one another.
     """
     run = _join(changes, key)
     _check_old_keys(run, key, key_columns or len(key))
@@ -138,7 +145,7 @@ def fold(
     slow = np.flatnonzero(involved)
     fast = np.flatnonzero(~involved)
     width = len(run.columns)
-    parts = [_fold_sorted(run, fast, code), _fold_one_by_one(run, slow, code, before, width)]
+    parts = [_fold_sorted(run, fast, code), _fold_one_by_one(run, slow, code, before, keeps=keeps)]
     codes, existed, state, source = (np.concatenate([p[i] for p in parts]) for i in range(4))
     picks = [np.concatenate([p[4][c] for p in parts]) for c in range(width)]
     kept = existed | (state != ABSENT)
@@ -284,8 +291,11 @@ class _Held:
     set_by: Int64s | int
 
 
-def _fold_one_by_one(run: _Run, rows: Int64s, code: Int64s, before: Int64s, width: int) -> _Part:
-    """The changes at `rows` in order, key changes among them."""
+def _fold_one_by_one(
+    run: _Run, rows: Int64s, code: Int64s, before: Int64s, *, keeps: bool
+) -> _Part:
+    """The changes at `rows` in order, key changes among them. `keeps`: see `fold`."""
+    width = len(run.columns)
     held: dict[int, _Held] = {}
 
     def touch(key: int, *, existed: bool) -> _Held:
@@ -309,12 +319,12 @@ def _fold_one_by_one(run: _Run, rows: Int64s, code: Int64s, before: Int64s, widt
         if current.state == ABSENT:
             raise _impossible()
         state, source, set_by = current.state, current.source, current.set_by
-        if op == _DELETE or origin != key:
+        if op == _DELETE or (origin != key and not keeps):
             current.state = ABSENT
         if op == _DELETE:
             continue
-        target = touch(key, existed=False)
-        if origin != key and target.state != ABSENT:
+        target = touch(key, existed=keeps)
+        if origin != key and target.state != ABSENT and not keeps:
             raise _impossible()
         skipped = run.unchanged[row] if run.unchanged is not None else None
         if skipped is None or not skipped.any():

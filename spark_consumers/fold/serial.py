@@ -8,7 +8,7 @@ import pyarrow as pa
 from spark_consumers.fold.keyed import Fold
 from spark_consumers.fold.multiset import MultisetFold
 
-_TRUNCATED, _KEY, _PROVENANCE = b"truncated", b"key", b"provenance"
+_TRUNCATED, _KEY, _PROVENANCE, _EMPTIED = b"truncated", b"key", b"provenance", b"emptied"
 
 
 def fold_to_table(fold: Fold | MultisetFold) -> pa.Table:
@@ -26,6 +26,8 @@ def fold_to_table(fold: Fold | MultisetFold) -> pa.Table:
     provenance = fold.provenance if isinstance(fold, MultisetFold) else 0
     key = () if isinstance(fold, MultisetFold) else fold.key
     about = {_TRUNCATED: b"1" if fold.truncated else b"0", _PROVENANCE: str(provenance).encode()}
+    if isinstance(fold, Fold) and fold.emptied is not None:
+        about[_EMPTIED] = ",".join(map(str, fold.emptied)).encode()
     return table.replace_schema_metadata({**about, _KEY: ",".join(map(str, key)).encode()})
 
 
@@ -49,7 +51,11 @@ def fold_from_table(table: pa.Table) -> Fold | MultisetFold:
         unset = np.column_stack([_bools(column(f"u{i}")) for i in range(width)])
         source = [column(f"s{i}") for i in range(len(key))]
     state = np.asarray(column("state"))
-    return Fold(key, truncated, _bools(column("existed")), state, columns, unset, source)
+    emptied = None
+    if _EMPTIED in about:
+        time, lsn = map(int, about[_EMPTIED].split(b","))
+        emptied = time, lsn
+    return Fold(key, truncated, _bools(column("existed")), state, columns, unset, source, emptied)
 
 
 def _empty(table: pa.Table, name: str) -> pa.Array:

@@ -249,6 +249,7 @@ def test_deletes_of_no_table_are_named(tmp_path, line, message):
         ('pattern = "public.*"\nmask = { email = "md5" }', "mask of email: 'md5' is not \"hash\""),
         ('pattern = "public.*"\nmask = { a = "drop", A = "hash" }', "column a has two masks"),
         ('pattern = "public.*"\nmask = { "a b" = "drop" }', "'a b' is not a column"),
+        ('pattern = "public.*"\nmode = "deleted"', 'mode = "deleted" is none of "current"'),
     ],
 )
 def test_a_layout_that_no_table_can_have_is_named(tmp_path, line, message):

@@ -21,13 +21,15 @@ from spark_consumers.lake.manifest.table_version import (
     TableVersion,
 )
 from spark_consumers.lake.mask_key import VARIABLE, mask_key
-from spark_consumers.lake.tables.remasked import REASON, remasked
+from spark_consumers.lake.tables.reconfigured import MASKS as REASON
+from spark_consumers.lake.tables.reconfigured import reconfigured
 from spark_consumers.lake.tables.schema_match import mismatch
 from tests.support import pgoutput_messages as pm
 from tests.support.change_entries import UNCHANGED, Table, cut, delete, insert, update
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.postgres.column_masks import parse_masks
 from walsender_bridge.postgres.protocol.pgoutput import Column
+from walsender_bridge.postgres.table_layout import RowRules
 
 INT, TEXT, DATE = 23, 25, 1082
 KEY = b"k" * 32
@@ -150,7 +152,7 @@ def test_tables_of_other_masks_are_copied_again():
     }
     copies = {"s.a.copied": replace(table, masks=masks), "s.a.live": table}
     head = replace(head, tables=tables, copies=copies)
-    found, others = remasked(head, lambda _: masks, holds=False)
+    found, others = reconfigured(head, lambda _: RowRules(masks), holds=False)
     assert sorted(others) == ["s.a.live", "s.a.paused", "s.a.rekeyed"]
     assert {name: one.state for name, one in found.tables.items()} == {
         "s.a.same": LIVE,
@@ -162,4 +164,4 @@ def test_tables_of_other_masks_are_copied_again():
     }
     assert found.tables["s.a.paused"].resync == found.tables["s.a.live"].resync == REASON
     assert set(found.copies) == {"s.a.copied"}
-    assert remasked(found, lambda _: masks, holds=False)[0] == found
+    assert reconfigured(found, lambda _: RowRules(masks), holds=False)[0] == found

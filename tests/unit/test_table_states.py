@@ -34,6 +34,7 @@ from walsender_bridge.errors import (
     UsageError,
 )
 from walsender_bridge.postgres.column_masks import DROP, ColumnMask
+from walsender_bridge.postgres.table_layout import RowRules
 
 A, B, NEW = "shop.public.a", "shop.public.b", "shop.public.new"
 ID, TEXT, MORE = ("id", 23, -1), ("t", 25, -1), ("m", 23, -1)
@@ -298,7 +299,7 @@ def test_masks_are_compared_until_what_came_of_it_is_in_the_chain(tmp_path):
     work = TableWork(
         *(open_chain(tmp_path), "lake", {"shop": Mock()}, copies, Mock(), looks, Policy(), Mock()),
         pins=Mock(),
-        masks=lambda name: (ColumnMask("t", DROP),) if name == A else (),
+        rules=lambda name: RowRules((ColumnMask("t", DROP),) if name == A else ()),
     )
     work._clock = Mock(now=Mock(return_value=1.0))
     for _ in range(2):

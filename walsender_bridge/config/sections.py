@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from walsender_bridge.postgres.column_masks import parse_masks
-from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
+from walsender_bridge.postgres.table_layout import CURRENT, MODES, LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Choice, Pattern
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -216,7 +216,7 @@ class LogServerSection(_Section):
 
 
 class LakeTablesSection(_Section):
-    """`[[lake.tables]]`: partitions, order of rows, Iceberg's table properties and masked columns of the tables that match a pattern."""
+    """`[[lake.tables]]`: partitions, order of rows, Iceberg's table properties, masked columns and the mode of the tables that match a pattern."""
 
     #: As in the `tables` of a source: schema.table, with `*`.
     pattern: str
@@ -230,6 +230,8 @@ class LakeTablesSection(_Section):
     options: dict[str, str] = {}
     #: Columns that are masked: "hash", "drop", or { constant = "..." }.
     mask: dict[str, str | dict[str, str]] = {}
+    #: "current", or "soft_delete": deleted rows are kept, with the time of their deletion.
+    mode: str = CURRENT
 
     @model_validator(mode="after")
     def _is_rule(self) -> Self:
@@ -243,7 +245,10 @@ class LakeTablesSection(_Section):
         if pattern.excludes:
             raise ValueError(f"{self.pattern!r}: a pattern here must not begin with '!'")
         layout = TableLayout.parse(self.partition, self.sort, self.options)
-        return LayoutRule(pattern, layout, self.source, parse_masks(self.mask))
+        if self.mode not in MODES:
+            known = ", ".join(f'"{mode}"' for mode in MODES)
+            raise ValueError(f'mode = "{self.mode}" is none of {known}')
+        return LayoutRule(pattern, layout, self.source, parse_masks(self.mask), self.mode)
 
 
 class LakeViewSection(_Section):

@@ -8,7 +8,7 @@ literal; an unquoted one is folded to lower case, as in SQL. Which columns a tab
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from walsender_bridge.postgres.column_masks import ColumnMask
 from walsender_bridge.postgres.column_name import NAME, unquoted
@@ -16,6 +16,10 @@ from walsender_bridge.postgres.protocol.relation_name import split_relation
 from walsender_bridge.postgres.table_patterns import Pattern
 
 IDENTITY: Final = "identity"
+#: What a table of the lake has: the source's rows, or the deleted ones as well.
+CURRENT: Final = "current"
+SOFT_DELETE: Final = "soft_delete"
+MODES: Final = (CURRENT, SOFT_DELETE)
 #: Transforms with a number: of buckets, or the width.
 NUMBERED: Final = ("bucket", "truncate")
 #: Of which a column may have one.
@@ -200,14 +204,22 @@ def compression(properties: Mapping[str, str]) -> tuple[str, int | None]:
     return name, int(level)
 
 
+class RowRules(NamedTuple):
+    """What the lake has of a table's rows: which columns are masked, and whether deleted rows are kept (`MODES`)."""
+
+    masks: tuple[ColumnMask, ...] = ()
+    mode: str = CURRENT
+
+
 @dataclass(frozen=True, slots=True)
 class LayoutRule:
-    """A layout for the tables that match a pattern, of one source (by its name) or of all, and the columns that are masked."""
+    """A layout for the tables that match a pattern, of one source (by its name) or of all; which columns are masked; the mode."""
 
     pattern: Pattern
     layout: TableLayout
     source: str | None = None
     masks: tuple[ColumnMask, ...] = ()
+    mode: str = CURRENT
 
     def matches(self, name: str) -> bool:
         """Whether it is for this table, `stream.schema.table`."""
@@ -220,6 +232,7 @@ def layout_of(rules: Iterable[LayoutRule], name: str) -> TableLayout:
     return next((rule.layout for rule in rules if rule.matches(name)), TableLayout())
 
 
-def masks_of(rules: Iterable[LayoutRule], name: str) -> tuple[ColumnMask, ...]:
-    """The masked columns of a table (`stream.schema.table`), ordered: those of the first rule that matches it."""
-    return next((rule.masks for rule in rules if rule.matches(name)), ())
+def rules_of(rules: Iterable[LayoutRule], name: str) -> RowRules:
+    """What the lake has of the rows of a table (`stream.schema.table`), by the first rule that matches it; its masks are ordered."""
+    found = next((rule for rule in rules if rule.matches(name)), None)
+    return RowRules() if found is None else RowRules(found.masks, found.mode)

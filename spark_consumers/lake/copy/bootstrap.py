@@ -31,6 +31,7 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from spark_consumers.decode.deletion_marks import of_lake, unkept
 from spark_consumers.decode.masking import NOTHING, Masking, kept, misfit, opened, recorded
 from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_type, text_columns
 from spark_consumers.lake.copy.chunk import (
@@ -87,7 +88,14 @@ from walsender_bridge.errors import (
     UnsupportedValueError,
 )
 from walsender_bridge.postgres.protocol.lsn import format_lsn
-from walsender_bridge.postgres.table_layout import LayoutRule, layout_of, masks_of
+from walsender_bridge.postgres.table_layout import (
+    CURRENT,
+    SOFT_DELETE,
+    LayoutRule,
+    RowRules,
+    layout_of,
+    rules_of,
+)
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.sql import load
 
@@ -139,6 +147,7 @@ class _Table:
     #: As in `Publication`.
     empty: frozenset[int]
     masking: Masking = NOTHING
+    mode: str = CURRENT
 
     @property
     def name(self) -> str:
@@ -147,8 +156,8 @@ class _Table:
 
     @property
     def kept(self) -> PublishedTable:
-        """The table as the lake has it: its columns are masked."""
-        columns = kept(self.published.columns, self.masking.masks)
+        """The table as the lake has it."""
+        columns = of_lake(self.published.columns, self.masking.masks, self.mode)
         return replace(self.published, columns=columns)
 
 
@@ -231,9 +240,18 @@ class TableCopier:
                 made: Copied
                 try:
                     shape = checked(found.shapes[relation], later.shapes.get(relation), name)
-                    masking = self._masking(name, published[relation])
+                    rules = rules_of(self._rules, name)
+                    masking = self._masking(name, published[relation], rules)
+                    if rules.mode == SOFT_DELETE:
+                        _check_keeps(name, published[relation])
                     table = _Table(
-                        request, snapshot, published[relation], shape, found.empty, masking
+                        request,
+                        snapshot,
+                        published[relation],
+                        shape,
+                        found.empty,
+                        masking,
+                        rules.mode,
                     )
                     made = self._copy(table, partials.get(name), progress[name])
                 except UnsupportedByCatalogError:
@@ -251,9 +269,9 @@ class TableCopier:
                     mark(source)
                 is_old = time.monotonic() - opened >= SNAPSHOT_SECONDS
 
-    def _masking(self, name: str, table: PublishedTable) -> Masking:
+    def _masking(self, name: str, table: PublishedTable, rules: RowRules) -> Masking:
         """How the table is masked. Raises `NotSupportedError` for masks that it cannot have."""
-        masks = recorded(masks_of(self._rules, name), self._mask_key)
+        masks = recorded(rules.masks, self._mask_key)
         masking = opened(masks, self._mask_key)
         reason = (
             masking if isinstance(masking, str) else misfit(table.columns, table.key or (), masks)
@@ -373,6 +391,7 @@ class TableCopier:
             timeline=snapshot.timeline,
             shape=table.shape.dump(),
             masks=table.masking.masks,
+            mode=table.mode,
             copy_on_write=copies_on_write(self._deletes, table.name),
         )
 
@@ -421,7 +440,7 @@ class TableCopier:
     ) -> tuple[list[FileInfo], list[QuarantineFile]]:
         """Read the chunk, or the whole table, into data files."""
         name, request, snapshot = table.name, table.request, table.snapshot
-        columns = arrow_schema(table.kept.columns)
+        columns = arrow_schema(kept(table.published.columns, table.masking.masks))
         schema = spark_schema(columns)
         arrangement = self._arranged(name, folder, request.term)
         reading = SnapshotSource(
@@ -436,7 +455,7 @@ class TableCopier:
             snapshot.slot,
             table.masking,
         )
-        apart = quarantines(self._on_unrepresentable_value, name)
+        apart = table.mode == CURRENT and quarantines(self._on_unrepresentable_value, name)
         prefix = f"{folder}/data/copy-t{request.term}"
         return write_source(
             self._spark,
@@ -488,6 +507,18 @@ class TableCopier:
         for part in (place(folder) / "index").glob(f".{prefix}-part.*"):
             checksums.remove(part)
         return whole
+
+
+def _check_keeps(name: str, table: PublishedTable) -> None:
+    """Raise `NotSupportedError` for a table whose deleted rows cannot be kept."""
+    reason = unkept([column.name for column in table.columns], table.key)
+    if reason is not None:
+        raise NotSupportedError(
+            f"deleted rows cannot be kept: {reason}",
+            where=name,
+            repair='set mode = "current" in the first [[lake.tables]] whose pattern matches the table, and start `lake run` again; '
+            "or change the table",
+        )
 
 
 def _shapes(source: Source, snapshot: ExportedSnapshot, known: Collection[int]) -> Publication:

@@ -147,8 +147,8 @@ def _differs(partial: TableVersion, now: TableVersion) -> str | None:
         return "the source has failed over, or is another server, since its copy began"
     if partial.relation_id != now.relation_id:
         return "the table was dropped, and another one created with its name"
-    if partial.masks != now.masks:
-        return "its masked columns have changed since its copy began"
+    if partial.rules != now.rules:
+        return "its masked columns or its mode have changed since its copy began"
     if (partial.layout, partial.key) != (now.layout, now.key):
         return "its columns or its key have changed since its copy began"
     return None

@@ -136,6 +136,7 @@ def write_source(
         quarantined: list[pa.Table] = []
         if apart is not None:
             batches = apart.split(batches, quarantined)
+        batches = (_with_others(batch, schema) for batch in batches)
         path = _path(prefix)
         if arrangement.fields or arrangement.sort:
             files, size = write_parts(path, batches, schema, arrangement, within)
@@ -172,6 +173,13 @@ def write_source(
     shared.unpersist()
     files = [file for files, _ in found for file in files]
     return files, [aside for _, aside in found if aside]
+
+
+def _with_others(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows with NULL in the columns behind the source's, which no row has a value in yet."""
+    for beside in list(schema)[batch.num_columns :]:
+        batch = batch.append_column(beside, pa.nulls(len(batch), beside.type))
+    return batch
 
 
 def _path(prefix: str) -> str:

@@ -75,7 +75,7 @@ from spark_consumers.spark.slots import in_partitions, slots
 from walsender_bridge.change_log.client import CutPoint, LogStatus
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.pgoutput import Column
-from walsender_bridge.postgres.table_layout import LayoutRule
+from walsender_bridge.postgres.table_layout import CURRENT, LayoutRule
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -412,8 +412,11 @@ class EpochWriter:
             taken, fixed = self._format.partition_fields(path), self._format.laid_out_by(path)
             if reason := of_layout([c[0] for c in table.layout], sources, newest, taken, fixed):
                 return SchemaMismatch(name, 0, 0, (), frozenset(), reason)
-            columns = _arrow(newest)
-            files = self._format.evolve(path, self._term, table.snapshot_id, columns, sources)
+            columns = arrow_schema(columns_of(made))
+            beside = {name: name for name in columns.names[len(newest) :]}
+            files = self._format.evolve(
+                path, self._term, table.snapshot_id, columns, {**sources, **beside}
+            )
             arrangement = arranged(self._format, name, path, self._term, self._rules)
             position = by_position(self._format, self._deletes, name, path)
             self._schemas[path, made.schema_hash] = columns, files, arrangement, position
@@ -453,7 +456,8 @@ class EpochWriter:
         return replace(
             Target.of(name, table, f"{path}/data/", columns, file_schema),
             partitions=noticed.partitions(table),
-            quarantines=quarantines(self._on_unrepresentable_value, name),
+            # A row that is kept has no place beside the table.
+            quarantines=table.mode == CURRENT and quarantines(self._on_unrepresentable_value, name),
             quarantine_files=tuple(f"{path}/{file}" for file in table.quarantine_files),
             retry_quarantined=table.retry_quarantined,
             copy_on_write=copies_on_write(self._deletes, name),
@@ -671,8 +675,8 @@ class EpochWriter:
         if draft is None:
             return table
         path = self._path(table)
-        count = (0 if staged.truncated else table.rows) + staged.added
         removed = draft.removed
+        count = (0 if staged.truncated else table.rows) + staged.added + removed.absent
         write = TableWrite(
             plan.version,
             draft.base,

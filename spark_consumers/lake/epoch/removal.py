@@ -8,7 +8,7 @@ Where several tasks compose a table, each of them finds what its own part remove
 them to the vectors, a part at a time.
 
 Every removal must find its rows: anything else means that the table and the log do not belong together, and is an error,
-never a lost or additional row.
+never a lost or additional row. Only a table that keeps deleted rows is asked for the row of any key that is written, which it may not have.
 """
 
 from collections import Counter, defaultdict
@@ -95,12 +95,13 @@ class Located:
 class Rewrite:
     """Data files of one partition whose living rows go into new files; `removed`: the positions of the others.
 
-    `row_ids`: of each of the files, if the table's rows keep theirs.
+    `row_ids`: of each of the files, if the table's rows keep theirs. `emptied`: rows without marks get these (`fold.kept`).
     """
 
     files: tuple[DataFile, ...]
     removed: str
     row_ids: tuple[RowIds | None, ...] = ()
+    emptied: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Removed:
     """What a table's write removes, and what is still to do for it.
 
     `vectors` take the place of `replaced`, and the data files `gone` of nothing. `runs`: the new index, if nothing is to
-    do. `damage`: why the index has to be built again; then nothing else was done.
+    do. `damage`: why the index has to be built again; then nothing else was done. `absent`: how many rows were not there.
     """
 
     table: str
@@ -119,6 +120,7 @@ class Removed:
     patched: tuple[PatchedRows, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
     runs: tuple[Run, ...] | None = None
+    absent: int = 0
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ def _removed(task: RemovalTask) -> Removed:
             parts = iter([found])
             patched = tuple(_patches(task, liveness, found)) if staged.patches else ()
         known = {file.name: file for file in liveness.current()}
-        removed, gone = _added(parts, liveness)
+        removed, gone, removed_rows = _added(parts, liveness)
         living = [file for name, file in known.items() if file not in gone]
         rewritten = _to_rewrite(task, living, liveness, removed)
         rewrites = _rewrites(task, rewritten, liveness, removed)
@@ -243,6 +245,7 @@ def _removed(task: RemovalTask) -> Removed:
         gone=tuple(gone),
         patched=patched,
         rewrites=tuple(rewrites),
+        absent=_absent(staged, removed_rows),
     )
     if patched or rewrites:
         return result
@@ -257,12 +260,19 @@ def _read_found(part: Located) -> Found:
     return Found(np.zeros(len(files), np.int64), files, positions)
 
 
+def _absent(staged: Staged, removed: int) -> int:
+    """How many of the keys that are removed no row has; of a table without a key, none (`_found`)."""
+    return sum(file.rows for file in staged.deletes) - removed if staged.deletes else 0
+
+
 def _added(
     parts: Iterable[Found], liveness: Liveness
-) -> tuple[dict[str, BitMap64], list[DataFile]]:
-    """The removed positions of the data files that have such rows, and the files that have no others left."""
+) -> tuple[dict[str, BitMap64], list[DataFile], int]:
+    """The removed positions of the data files that have such rows, the files that have no others left, and how many were added."""
     added: dict[int, BitMap64] = {}
+    count = 0
     for found in parts:
+        count += len(found)
         order = np.argsort(found.files, kind="stable")
         numbers, counts = np.unique(found.files, return_counts=True)
         groups = np.split(order, np.cumsum(counts)[:-1]) if len(order) else []
@@ -278,7 +288,7 @@ def _added(
             gone.append(file)
         else:
             removed[file.name] = more | liveness.removed(file.name)
-    return removed, gone
+    return removed, gone, count
 
 
 def indexed(
@@ -314,7 +324,8 @@ def _found(task: RemovalTask, liveness: Liveness, runs: Sequence[RunReader]) -> 
     wanted = np.concatenate(counts)
     found = find(runs, liveness, together(digests), wanted)
     if staged.deletes:
-        check_found(target, len(found), len(wanted))
+        if not target.keeps_deleted:
+            check_found(target, len(found), len(wanted))
         return found
     there = np.bincount(found.wanted, minlength=len(wanted))
     if len(short := np.flatnonzero(there != wanted)):
@@ -379,7 +390,7 @@ def _to_rewrite(
     liveness: Liveness,
     removed: dict[str, BitMap64],
 ) -> list[DataFile]:
-    """The data files whose living rows go into new ones.
+    """The data files whose living rows go into new ones: all of them, if a TRUNCATE marks them.
 
     Small ones, if they are many in their partition; and others that are half dead, unless a maintainer rewrites them, or have
     any removed row in a table that is copied on write.
@@ -402,6 +413,8 @@ def _to_rewrite(
         )
         return not maintained and file.size >= SMALL and 2 * dead(file) > file.rows
 
+    if task.staged.emptied is not None:
+        return [*files]
     small = Counter(file.partition for file in files if file.size < SMALL)
     return [file for file in files if is_due(file)]
 
@@ -416,7 +429,8 @@ def _rewrites(
     for number, group in enumerate(_to_combine(files)):
         bitmaps = {f.name: removed.get(f.name) or liveness.removed(f.name) for f in group}
         path = f"{task.scratch}/{target.stage}-{target.scratch_name}-rewrite-{number}.arrow"
-        found.append(Rewrite(group, write_partial(path, bitmaps_table(bitmaps))))
+        places = write_partial(path, bitmaps_table(bitmaps))
+        found.append(Rewrite(group, places, emptied=task.staged.emptied))
     return found
 
 

@@ -5,13 +5,14 @@ another file. A row that is only moved keeps its id and the number of its last c
 since they no longer follow from where the row is (Iceberg specification, Row Lineage).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_consumers.fold.kept import MARKS, Deleted, with_marks
 from spark_consumers.lake.epoch.removal import Rewrite, one, positions
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format import checksums
@@ -37,6 +38,7 @@ def rewritten(target: Target, rewrite: Rewrite, path: str) -> tuple[FileInfo, ..
     Raises `CorruptError`.
     """
     schema = target.file_schema
+    marks = None if rewrite.emptied is None else schema.names[-MARKS:]
     if rewrite.row_ids:
         # No table of the lake has columns of these names (`schema_match.unusable`).
         for field in _KEPT:
@@ -44,7 +46,10 @@ def rewritten(target: Target, rewrite: Rewrite, path: str) -> tuple[FileInfo, ..
     (partition,) = {file.partition for file in rewrite.files}
     arrangement = target.arrangement
     living = _living(target, rewrite, schema)
-    if arrangement.sort or not arrangement.is_current(partition):
+    if marks is not None and rewrite.emptied is not None:
+        living = (_marked(rows, marks, rewrite.emptied) for rows in living)
+    is_moved = marks is not None and bool(arrangement.fields)
+    if is_moved or arrangement.sort or not arrangement.is_current(partition):
         whole = pa.concat_tables([schema.empty_table(), *living])
         columns = [one(whole, name) for name in schema.names]
         return write_arranged(path, columns, schema, arrangement)
@@ -57,6 +62,21 @@ def rewritten(target: Target, rewrite: Rewrite, path: str) -> tuple[FileInfo, ..
             writer.write(part)
             rows += len(part)
     return (FileInfo(path, rows, place(path).stat().st_size, partition),)
+
+
+def _marked(rows: pa.Table, marks: Sequence[str], at: Deleted) -> pa.Table:
+    """The rows, of which the living ones are deleted: these have changed."""
+    places = [rows.schema.get_field_index(name) for name in marks]
+    old = [one(rows, name) for name in marks]
+    is_living = pc.is_null(old[0])
+    for place_, column in zip(places, with_marks(old[0], old[1], at), strict=True):
+        rows = rows.set_column(place_, rows.schema.field(place_), column)
+    if _UPDATED in rows.column_names:
+        # NULL: by this write.
+        place_ = rows.schema.get_field_index(_UPDATED)
+        column = pc.if_else(is_living, pa.scalar(None, pa.int64()), rows.column(place_))
+        rows = rows.set_column(place_, rows.schema.field(place_), column)
+    return rows
 
 
 def _living(target: Target, rewrite: Rewrite, schema: pa.Schema) -> Iterator[pa.Table]:

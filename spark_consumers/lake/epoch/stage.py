@@ -19,6 +19,7 @@ import pyarrow as pa
 from spark_consumers.decode.entries import ChangeBatch, decode_entries, rows_of
 from spark_consumers.decode.frames import Transaction
 from spark_consumers.decode.spans import MAX_BUFFER
+from spark_consumers.fold.kept import compose_kept, fold_kept
 from spark_consumers.fold.keyed import Fold, compose, fold
 from spark_consumers.fold.multiset import MultisetFold, compose_multisets, fold_multiset
 from spark_consumers.fold.serial import fold_from_table
@@ -109,7 +110,7 @@ class Staged:
     `partial`: a fold, if other ranges have changes of this table too, in so many `parts`. Otherwise files: `rows` (one for each
     partition), `deletes` (keys), and what only the table itself can complete: `patches` (rows with columns that were never
     sent) and `removals` (rows of a multiset, with how many of each are removed). `added`: by how many rows the table grows
-    (if `truncated`, from none). `changes`: how many were folded. `quarantined`: the quarantined rows. `partitions`: those
+    (if `truncated`, from none), as far as the rows that are to be removed are there. `emptied`: see `Fold`. `changes`: how many were folded. `quarantined`: the quarantined rows. `partitions`: those
     that have changes, and are not among the target's, or had them too early. `linked`: see `divided`.
     """
 
@@ -127,11 +128,16 @@ class Staged:
     partitions: frozenset[int] = frozenset()
     parts: int = 1
     linked: str | None = None
+    emptied: tuple[int, int] | None = None
 
     @property
     def changes_table(self) -> bool:
         """Whether the table gets other rows; if not, only quarantined ones have changed."""
-        return self.truncated or any((self.rows, self.deletes, self.removals, self.patches))
+        return (
+            self.truncated
+            or self.emptied is not None
+            or any((self.rows, self.deletes, self.removals, self.patches))
+        )
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,8 @@ class PendingTable:
             with of_table(self.target):
                 if quarantine.has_unrepresentable(self.batches):
                     new = quarantine.fold_wide(self.batches, self.target.key_positions)
+                elif self.target.keeps_deleted:
+                    new = fold_kept(self.batches, self.target.key_positions)
                 elif self.target.key:
                     new = fold(self.batches, self.target.key_positions)
                 else:
@@ -202,7 +210,7 @@ def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | Mu
         assert isinstance(then, MultisetFold)
         return compose_multisets(first, then)
     assert isinstance(then, Fold)
-    return compose(first, then)
+    return (compose_kept if then.emptied or first.emptied else compose)(first, then)
 
 
 @dataclass
@@ -483,6 +491,7 @@ def write_fold(
         truncated=folded.truncated,
         added=added,
         quarantined=_write_quarantined(target, quarantined),
+        emptied=folded.emptied,
     )
 
 

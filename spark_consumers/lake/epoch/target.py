@@ -8,7 +8,8 @@ from typing import Self
 
 import pyarrow as pa
 
-from spark_consumers.decode.masking import NOTHING, Masking, kept
+from spark_consumers.decode.deletion_marks import of_lake
+from spark_consumers.decode.masking import NOTHING, Masking
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
 from spark_consumers.lake.manifest.table_version import Chunk, TableVersion
@@ -16,6 +17,7 @@ from spark_consumers.lake.store.place import place
 from spark_consumers.lake.tables.schema_match import Layout
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.pgoutput import Column
+from walsender_bridge.postgres.table_layout import SOFT_DELETE
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Target:
     commit LSN they must not have had changes. `copy_on_write`: data files with removed rows are written again,
     `by_position`: removed rows are in files of positions (`policy`). `arrangement`: how its data files are written.
     `chunks`: of a copy that was read from several snapshots, until it is shown. `is_maintained`: data files are rewritten by a maintainer, where it can.
-    `masking`: how its changes are masked, or why they must not be decoded.
+    `masking`: how its changes are masked, or why they must not be decoded. `keeps_deleted`: deleted rows stay, with the marks in the
+    last two columns (`fold.kept`).
     """
 
     name: str
@@ -55,6 +58,7 @@ class Target:
     is_maintained: bool = False
     chunks: tuple[Chunk, ...] = ()
     masking: Masking | str = NOTHING
+    keeps_deleted: bool = False
 
     @classmethod
     def of(
@@ -70,6 +74,7 @@ class Target:
             key=table.key,
             start_lsn=table.start_lsn,
             relation_id=table.relation_id,
+            keeps_deleted=table.mode == SOFT_DELETE,
         )
 
     @property
@@ -96,7 +101,7 @@ class Target:
 def columns_of(table: TableVersion) -> tuple[Column, ...]:
     """The columns of a table in the lake; none of a table of format 1. Which of them are its key's, its version says."""
     columns = tuple(Column(*column, is_key=False) for column in table.layout)
-    return kept(columns, table.masks)
+    return of_lake(columns, table.masks, table.mode)
 
 
 def names_in(table: TableVersion, there: Sequence[str]) -> tuple[list[str], list[str]]:

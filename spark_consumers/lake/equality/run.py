@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from spark_consumers.decode.deletion_marks import DELETED_AT
 from spark_consumers.lake.equality.chunks import Chunks, sampled
 from spark_consumers.lake.equality.cut import Cut, cut_of
 from spark_consumers.lake.equality.lake import Division, keys_of, sums_of, values_of
@@ -39,6 +40,7 @@ from spark_consumers.lake.tables.sources import Source
 from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.snapshot.exported import AwaitedTransaction, PublishedTable
 from walsender_bridge.errors import LakeError, SnapshotError
+from walsender_bridge.postgres.table_layout import SOFT_DELETE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -241,9 +243,11 @@ class _Comparison:
         self._there: PublishedTable = cut.published[name]
         self._table: TableVersion = cut.lake.manifest.tables[name]
         names = [column for column, *_ in self._table.layout]
-        self._frame: DataFrame = cut.lake[name].select(
-            *(f"`{n.replace('`', '``')}`" for n in names)
-        )
+        frame = cut.lake[name]
+        if self._table.mode == SOFT_DELETE:
+            # The source has the living ones.
+            frame = frame.where(f"{DELETED_AT} IS NULL")
+        self._frame: DataFrame = frame.select(*(f"`{n.replace('`', '``')}`" for n in names))
 
     def run(self) -> None:
         """Compare the chunks that are left, as far as time allows. Raises `OutOfTimeError`."""

@@ -8,7 +8,8 @@ Each row has a `KIND`:
 - `PATCHED`: the row of the table that has the key `g0`, `g1`, ... is replaced by `c0`, `c1`, ..., of which those that `u0`, `u1`,
   ... mark were never sent (unchanged TOAST) and stay as they are in the table.
 
-A row of the table is gone or patched once at most, since a fold has each key once, and a row moves to one other key.
+A row of the table is gone or patched once at most, since a fold has each key once, and a row moves to one other key. A table that keeps
+deleted rows may have several patches of one row, which stays and was copied to other keys: each of them is a row.
 """
 
 from typing import Final

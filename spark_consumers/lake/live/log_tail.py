@@ -104,6 +104,7 @@ class LogTail:
         if not folds:
             return table
         target = self._targets[name]
+        in_order = sorted(folds, key=lambda one: one.number)
         return merged(
             table,
             _effect(self._spark, target, folds),
@@ -112,6 +113,7 @@ class LogTail:
             small=sum(one.size for one in folds) <= _SMALL,
             patches=any(one.patches for one in folds),
             truncated=any(one.truncated for one in folds),
+            emptied=next((one.emptied for one in in_order if one.emptied), None),
         )
 
 

@@ -10,6 +10,7 @@ takes longer than what is read.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from spark_consumers.fold.kept import MARKS
 from spark_consumers.lake.live.effect import ADDED, GONE, KIND, PATCHED
 
 if TYPE_CHECKING:
@@ -29,11 +30,12 @@ def merged(
     small: bool,
     patches: bool,
     truncated: bool,
+    emptied: Sequence[int] | None = None,
 ) -> "DataFrame":
     """The table with the effect (`effect.effect_schema`): the columns of `table`, in their order.
 
     `columns`: of the effect, by position; `key`: those of the key, none without one. `patches`: whether there may be some;
-    `truncated`: whether nothing of the table stays.
+    `truncated`: whether nothing of the table stays. `emptied`: the marks that the table's living rows get (`fold.kept`).
     """
     from pyspark.sql import functions as f
 
@@ -47,6 +49,8 @@ def merged(
     beside = _BESIDE
     while any(name.casefold().startswith(beside) for name in types):
         beside += "_"
+    if emptied is not None:
+        table = _emptied(table, columns, emptied)
     others = effect.where(f"{KIND} <> {ADDED}")
     others = others.selectExpr(*(f"{name} AS {beside}{name}" for name in others.columns))
     if small:
@@ -70,6 +74,16 @@ def merged(
         return f"CASE WHEN {kind} IS NULL OR {beside}u{number} THEN {own} ELSE {sent} END AS {own}"
 
     return kept.selectExpr(*map(patched, types)).unionAll(added)
+
+
+def _emptied(table: "DataFrame", columns: Sequence[str], at: Sequence[int]) -> "DataFrame":
+    """The table, of which the living rows are deleted."""
+    time, lsn = at
+    values = dict(zip(columns[-MARKS:], (f"timestamp_micros({time})", f"{lsn}L"), strict=True))
+    own = ((_quoted(name), values.get(name)) for name in table.columns)
+    return table.selectExpr(
+        *(name if value is None else f"coalesce({name}, {value}) AS {name}" for name, value in own)
+    )
 
 
 def _without_counted(

@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
+from spark_consumers.fold.keyed import Fold
 from spark_consumers.fold.serial import fold_to_table
 from spark_consumers.lake.epoch import divided
 from spark_consumers.lake.epoch.divided import Share
@@ -45,6 +46,7 @@ FOUND: Final = pa.schema(
         ("size", pa.int64()),
         ("path", pa.string()),
         ("linked", pa.string()),
+        ("emptied", pa.list_(pa.int64())),
         ("content", pa.binary()),
     ]
 )
@@ -64,7 +66,7 @@ class Found:
 
     `number`: the range's. A fold of `size` bytes is the `content`, or in a file, `path`, in so many `parts`; `linked`: a file of keys
     (`epoch.divided`).
-    `truncated` and `patches`: whether it has a TRUNCATE, and rows with values that were never sent.
+    `truncated` and `patches`: whether it has a TRUNCATE, and rows with values that were never sent. `emptied`: as in `Fold`, or nothing.
     """
 
     kind: str
@@ -76,12 +78,14 @@ class Found:
     size: int = 0
     path: str = ""
     linked: str = ""
+    emptied: tuple[int, ...] = ()
     content: bytes = b""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
         """It, from a row of Spark's."""
-        return cls(**{**row, "content": bytes(row["content"])})
+        exact = {"content": bytes(row["content"]), "emptied": tuple(row["emptied"])}
+        return cls(**{**row, **exact})
 
     def row(self) -> pa.RecordBatch:
         """It, as a row."""
@@ -151,6 +155,7 @@ class FoldTask:
             folded.truncated,
             has_patches(folded),
             size,
+            emptied=(isinstance(folded, Fold) and folded.emptied) or (),
         )
         if parts == 1 and sent + size <= self.sent:
             return replace(found, content=_packed(content))

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from walsender_bridge.postgres.column_masks import ColumnMask
 from walsender_bridge.postgres.protocol.lsn import Lsn
+from walsender_bridge.postgres.table_layout import CURRENT, RowRules
 
 LIVE = "live"
 COPIED = "copied"
@@ -81,7 +82,8 @@ class TableVersion:
     `runs`: the row index (`spark_consumers.lake.index`), as the paths of its runs below `path` and how much each holds, the
     oldest first. None: it has to be built from the table's files. `copy_on_write`: its data files have no removed rows, as
     the configuration said when they were written (`policy`). `chunks`: of a copy that was read from several snapshots, those
-    that it has, of which `start_lsn` is the last one's; empty once the table is shown.
+    that it has, of which `start_lsn` is the last one's; empty once the table is shown. `masks` and `mode`: what the configuration said of its rows
+    when it was copied (`table_layout.RowRules`).
     """
 
     path: str
@@ -112,6 +114,12 @@ class TableVersion:
     copy_on_write: bool = False
     chunks: tuple[Chunk, ...] = ()
     masks: tuple[ColumnMask, ...] = ()
+    mode: str = CURRENT
+
+    @property
+    def rules(self) -> RowRules:
+        """What it has of the source's rows."""
+        return RowRules(self.masks, self.mode)
 
     @property
     def is_partial(self) -> bool:

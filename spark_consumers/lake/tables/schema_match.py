@@ -201,7 +201,8 @@ def conformed(batch: ChangeBatch, columns: pa.Schema, layout: Layout | None) -> 
     if layout is None or layout.there is None:
         there = [at if at < len(batch.columns) else None for at in range(len(columns))]
     else:
-        there = layout.there
+        # Behind the source's columns there may be others.
+        there = [*layout.there, *[None] * (len(columns) - len(layout.there))]
     if list(there) == list(range(len(batch.columns))) and columns.types == [
         column.type for column in batch.columns
     ]:

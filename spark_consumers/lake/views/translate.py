@@ -13,7 +13,7 @@ import pyarrow as pa
 from sqlglot import exp, parse
 from sqlglot.errors import SqlglotError
 
-from spark_consumers.decode.masking import kept
+from spark_consumers.decode.deletion_marks import of_lake
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.views.expressions import (
     Column,
@@ -117,8 +117,9 @@ def base_tables(tables: Mapping[str, TableVersion]) -> dict[str, BaseTable]:
         stream, _, relation = full.partition(".")
         schema, name = split_relation(relation)
         if table.layout:
-            # A column that is left out is not there, and a hash is a text.
-            columns = kept([SentColumn(*each, is_key=False) for each in table.layout], table.masks)
+            # A column that is left out is not there, and a hash is a text. Deleted rows that are kept have their marks.
+            sent = [SentColumn(*each, is_key=False) for each in table.layout]
+            columns = of_lake(sent, table.masks, table.mode)
             layout = tuple((c.name, c.type_oid, c.typmod) for c in columns)
             found[full] = BaseTable(full, stream, schema, name, layout)
     return found

@@ -74,7 +74,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
-from walsender_bridge.postgres.table_layout import LayoutRule, masks_of
+from walsender_bridge.postgres.table_layout import LayoutRule, RowRules, rules_of
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -605,12 +605,17 @@ class Lakehouse:
             clock,
             self._progress,
             pins=pins,
-            masks=lambda name: recorded(masks_of(self._layouts, name), self._mask_key),
+            rules=self._rules_of,
         )
         kept = Retention.begin(self._chain, self._format, site, clock)
         engines = self._whole or OtherEngines(self._chain, self._format, head)
         compactions = Compactions(self._chain, self._format, self._deletes)
         return _Writer(head, epochs, tables, site, kept, engines, pins, compactions)
+
+    def _rules_of(self, name: str) -> RowRules:
+        """What the lake is to have of the rows of a table, as its version has it."""
+        rules = rules_of(self._layouts, name)
+        return rules._replace(masks=recorded(rules.masks, self._mask_key))
 
     def _sweep(self, writer: _Writer) -> None:
         """Remove what earlier writers left unfinished. Raises `FencedError` if a later one has come by now."""

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from spark_consumers.decode.deletion_marks import unkept
 from spark_consumers.lake.copy.bootstrap import CopyRequest, StartOver
 from spark_consumers.lake.copy.running import Copies, NotBegun, Result
 from spark_consumers.lake.epoch import quarantined_rows, rolled_back
@@ -24,8 +25,8 @@ from spark_consumers.lake.tables.evolve import evolve
 from spark_consumers.lake.tables.fault import reason_of
 from spark_consumers.lake.tables.origin import Joins, joins
 from spark_consumers.lake.tables.publication_poller import PublicationPoller
+from spark_consumers.lake.tables.reconfigured import reconfigured
 from spark_consumers.lake.tables.recorded import TableRecord
-from spark_consumers.lake.tables.remasked import remasked
 from spark_consumers.lake.tables.removed import without_departed
 from spark_consumers.lake.tables.schema_change import (
     Evolution,
@@ -48,7 +49,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnsupportedValueError,
 )
-from walsender_bridge.postgres.column_masks import ColumnMask
+from walsender_bridge.postgres.table_layout import SOFT_DELETE, RowRules
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -78,7 +79,7 @@ class TableWork:
         progress: Callable[[Mapping[str, CopyStatus]], None] | None = None,
         *,
         pins: pins.Pins,
-        masks: Callable[[str], tuple[ColumnMask, ...]] = lambda _: (),
+        rules: Callable[[str], RowRules] = lambda _: RowRules(),
     ) -> None:
         self._chain = chain
         self._lake = lake
@@ -90,8 +91,8 @@ class TableWork:
         self._clock = clock
         self._progress = progress
         self._pins = pins
-        #: By a table's name, the masks that it is to have; None once the chain has what came of comparing them.
-        self._masks: Callable[[str], tuple[ColumnMask, ...]] | None = masks
+        #: By a table's name, what the lake is to have of its rows; None once the chain has what came of comparing that.
+        self._rules: Callable[[str], RowRules] | None = rules
         #: By stream: the tables in its publication, `stream.schema.table`, when it was last seen.
         self._published: dict[str, set[str]] = {}
         self._copy_after: dict[str, float] = {}
@@ -137,7 +138,7 @@ class TableWork:
         now = time.monotonic()
         self._seen_at = {request.id: self._seen_at.get(request.id, now) for request in new}
         publications = self._poll(head)
-        changed = without_departed(self._remasked(head), self._sources)
+        changed = without_departed(self._reconfigured(head), self._sources)
         for stream, names in self._published.items():
             changed = states.without(changed, names, stream)
         changed = pins.ended(changed, self._clock.now()) if changed.pins else changed
@@ -159,13 +160,14 @@ class TableWork:
             changed = states.stop(changed, name, reason, holds=holds, full_resync=False)
         return self._policy.released(changed, rolled_back.REASON)
 
-    def _remasked(self, head: Manifest) -> Manifest:
-        """The head without tables of other masks than the configuration's, before anything is done with one."""
-        if self._masks is None:
+    def _reconfigured(self, head: Manifest) -> Manifest:
+        """The head without tables of other rules than the configuration's, before anything is done with one."""
+        if self._rules is None:
             return head
-        head, others = remasked(head, self._masks, holds=self._policy.holds(copied_again=True))
+        holds = self._policy.holds(copied_again=True)
+        head, others = reconfigured(head, self._rules, holds=holds)
         for name in others:
-            log.warning("masks of table changed", table=name)
+            log.warning("masks or mode of table changed", table=name)
         return head
 
     def _read_requests(self) -> None:
@@ -225,7 +227,7 @@ class TableWork:
 
     def settled(self, head: Manifest) -> None:
         """What `step` or `reshape` changed is in the chain."""
-        self._masks = None
+        self._rules = None
         for request in self._asked:
             if request.id in head.answered:
                 requests.forget(self._chain, request)
@@ -321,6 +323,10 @@ class TableWork:
         for name in sorted({*by_table, *changed.records}):
             table, records = changed.tables[name], changed.records.get(name, ())
             verdict = self._verdict(name, table, by_table[name], records)
+            if isinstance(verdict, Evolution) and table.mode == SOFT_DELETE:
+                columns = [column for column, _, _ in verdict.layouts[-1].columns]
+                reason = unkept(columns, verdict.key)
+                verdict = verdict if reason is None else FullResync(reason)
             if isinstance(verdict, Evolution):
                 columns = [column for column, _, _ in verdict.layouts[-1].columns]
                 log.info("columns of table changed in place", table=name, columns=columns)
