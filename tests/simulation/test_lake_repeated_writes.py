@@ -32,6 +32,7 @@ from spark_consumers.lake.manifest.sealed_json import dump
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.writer import pipeline, requests
 from spark_consumers.lake.writer.compactions import Compactions
+from spark_consumers.lake.writer.lake_site import LakeSite
 from walsender_bridge.errors import UnavailableError
 
 PATH, NAME = "tables/s/public/docs%t2-aa", "s.public.docs"
@@ -122,6 +123,7 @@ class Run:
                 of_maintainers=lambda _: self.offers, forget=lambda _: self.offers.clear()
             ),
             kept=SimpleNamespace(remember=lambda _: None),
+            site=LakeSite(self.chain, self.tables),  # type: ignore[arg-type]
         )
 
     def refuse_an_offer(self) -> None:
@@ -135,6 +137,8 @@ class Run:
         """Write the epoch: its files, its index, and the table."""
         self.tables.event = event
         stage = self.epochs.next_stage(self.head)
+        # What a round leaves whose tasks still write when it has failed, or whose store does not remove it.
+        Path(str(self.chain.staging / str(stage))).mkdir(parents=True)
         prefix = f"{self.folder}/data/{stage}"
         target = Target(NAME, "public.docs", prefix, COLUMNS, COLUMNS, ("id",), 0, 1)
         info = write_data(f"{prefix}.parquet", [pa.array([1, 2, 3])] * 2, COLUMNS)
@@ -177,6 +181,19 @@ class Run:
         indexed = {file.name for file in liveness_of(self.folder, table).current()}
         if indexed != files:
             raise ViolationError(f"the index is of {indexed}, and the table has {files}")
+
+
+def test_the_epoch_after_failed_rounds_removes_what_they_have_staged_and_nothing_of_a_newer_writer(
+    tmp_path,
+):
+    run = Run(tmp_path)
+    newer = run.chain.staging / str(Stage(LINK + 1, TERM + 1, 1))
+    Path(str(newer)).mkdir(parents=True)
+    run.round(NOT_MADE)
+    run.round(NOT_PUBLISHED)
+    assert len([*run.chain.staging.glob("*")]) == 3
+    run.round("published")
+    assert [path.name for path in run.chain.staging.glob("*")] == [newer.name]
 
 
 def ran(root: Path, events: Iterable[str]) -> TableVersion | None:

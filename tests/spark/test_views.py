@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from spark_consumers import Source, read
-from spark_consumers.lake.epoch import table_changes, view_attempts, view_writer
+from spark_consumers.lake.epoch import table_changes, view_attempts, view_sink, view_writer
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.verify import verify
@@ -497,9 +497,12 @@ def test_a_view_that_ends_its_driver_again_and_again_is_left_alone(wide, databas
 
 def test_a_view_that_cannot_be_run_holds_the_round_up_twice(wide, database, monkeypatch):
     """A failure that is not the query's own, as without memory."""
+    sink = view_writer.sink
 
-    def without_memory(*_):
-        raise PySparkException("planted: no memory")
+    def without_memory(frame, task, record):
+        if isinstance(task, view_sink.StoreRows):
+            raise PySparkException("planted: no memory")
+        return sink(frame, task, record)
 
     with_views(wide, FLAT)
     wide.flush()
@@ -511,4 +514,4 @@ def test_a_view_that_cannot_be_run_holds_the_round_up_twice(wide, database, monk
         with pytest.raises(PySparkException, match="planted"):
             wide.house.run_once(force=True)
     assert_views(database, wide.flush(), (FLAT,))
-    assert "it cannot be run" in reason_of(wide, "endless")
+    assert "its query cannot be run: planted" in reason_of(wide, "endless")

@@ -161,6 +161,12 @@ class LakeSite:
         else:
             checksums.remove(path)
 
+    def remove_staging(self, term: int) -> None:
+        """Remove what failed rounds of this term, which writes now, have left: its store did not answer, or a task wrote later."""
+        for path in self._chain.staging.glob("*"):
+            if takeover.term_of(path.name) <= term:
+                remove_tree(path)
+
     def remove_table(self, name: str) -> bool:
         """Remove a table's folder that no link names; False, and it stays, while users have references in it."""
         path = self._path(name)

@@ -448,6 +448,8 @@ class Lakehouse:
             for name, table in head.readable.items()
             if writer.has_failed or table is not before.readable.get(name)
         }
+        if writer.has_failed:
+            writer.site.remove_staging(head.term)
         writer.has_failed = False
         remove_orphans(self._chain.root, written, {head.link: head.readable}, head.term)
 
