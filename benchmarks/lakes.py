@@ -26,13 +26,14 @@ from spark_consumers import Lakehouse, Source, read
 from spark_consumers.decode.types import arrow_schema, text_columns
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.concurrently import each
-from spark_consumers.lake.copy.bootstrap import new_path, usable_key
+from spark_consumers.lake.copy.bootstrap import usable_key
 from spark_consumers.lake.epoch.log_view import first_link
 from spark_consumers.lake.format.data_files import Stage, write_data
 from spark_consumers.lake.format.iceberg import IcebergFormat
 from spark_consumers.lake.format.iceberg_refs import VERSION, branch_of
 from spark_consumers.lake.format.table_format import ROW_ID, TableWrite
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion, open_chain
+from spark_consumers.lake.tables.new_folder import new_folder
 from spark_consumers.lake.tables.schema_change import schema_hash
 from spark_consumers.lake.tables.sources import shapes
 from spark_consumers.snapshot.exported import ExportedSnapshot, PublishedTable
@@ -158,7 +159,7 @@ class Lake:
                 found = shapes(connection, self._source.publication)
 
             def create(name: str, table: PublishedTable) -> TableVersion:
-                path = new_path(STREAM, table, _TERM)
+                path = new_folder(STREAM, table.schema, table.name, _TERM)
                 folder, columns = str(self.root / path), arrow_schema(table.columns)
                 key = usable_key(table)
                 layout = columns if key else columns.append(pa.field(ROW_ID, pa.string()))

@@ -181,7 +181,13 @@ def _live(
             else table
             for name, table in tail.tables.items()
         }
-        return replace(head, epoch=tail.version, streams=tail.streams, tables=tables), tail
+        # What came since then gets its rows with its epoch.
+        feeds = {
+            name: feed.stopped(head.epoch, "a live read has no feeds; read the newest epoch")
+            for name, feed in head.feeds.items()
+        }
+        made = replace(head, epoch=tail.version, streams=tail.streams, tables=tables, feeds=feeds)
+        return made, tail
 
 
 def _newest(chain: Chain, least: int) -> Manifest:

@@ -6,7 +6,7 @@ writer; what is durable is in the chain. `table_rows` puts the two together.
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +118,7 @@ def table_rows(head: "Manifest", status: LakeStatus, now: float) -> list[dict[st
 
     `state` is that of `table_version`, or `copying`, `copied`, `failed` for a table that is not in the lake
     yet. `quarantined_rows`: quarantined rows that are not skipped, beside `rows`; `skipped_rows`: those that are.
-    `copy`: how far its copy is (`CopyStatus`), if one runs.
+    `copy`: how far its copy is (`CopyStatus`), if one runs. The change feeds follow, each with the table that it is the `feed_of`.
     """
     copying = copying_now(head, status, now)
     rows = []
@@ -148,9 +148,27 @@ def table_rows(head: "Manifest", status: LakeStatus, now: float) -> list[dict[st
                 or head.not_copied.get(name)
                 or (table.reason if table is not None else ""),
                 "copy": None if copy is None else json_model.plain(copy),
+                "feed_of": None,
             }
         )
-    return rows
+    return [*rows, *_feed_rows(head)]
+
+
+def _feed_rows(head: "Manifest") -> Iterator[dict[str, Any]]:
+    for name, feed in sorted(head.feeds.items()):
+        table = feed.shown(head.tables.get(feed.of))
+        yield {
+            "table": name,
+            "state": "failed" if table is None else table.state,
+            "rows": None if table is None else table.rows,
+            "quarantined_rows": None,
+            "skipped_rows": None,
+            "as_of": None if table is None else table.as_of or head.epoch,
+            "resync": "",
+            "reason": feed.reason if table is None else table.reason,
+            "copy": None,
+            "feed_of": feed.of,
+        }
 
 
 def _waits_for(copy: CopyStatus | None) -> str:

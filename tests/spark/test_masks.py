@@ -5,6 +5,7 @@ import json
 import zlib
 from base64 import b64encode
 from collections import Counter
+from datetime import date
 from hashlib import sha256
 from typing import Any
 
@@ -17,6 +18,7 @@ from spark_consumers.lake.epoch.quarantined_rows import rows_of
 from spark_consumers.lake.manifest.table_version import STALE
 from spark_consumers.lake.views.definition import ViewDefinition
 from tests.support.capture_stack import STREAM
+from tests.support.feed_check import changes_of
 from tests.support.lake_pipeline import Pipeline
 from tests.support.pinned import connect_pinned
 from tests.support.waiting import wait_for
@@ -73,7 +75,12 @@ CHANGES = (
 
 
 def rule(name, masks):
-    return LayoutRule(Pattern.parse(f"public.{name}"), TableLayout(), masks=parse_masks(masks))
+    return LayoutRule(
+        Pattern.parse(f"public.{name}"),
+        TableLayout(),
+        masks=parse_masks(masks),
+        feed="{table}_changes",
+    )
 
 
 RULES = [rule(name, masks) for name, masks in MASKS.items()]
@@ -198,6 +205,17 @@ def test_masked_values_reach_no_file_and_rows_stay_rows(
     aside = [row.to_json() for row in rows_of(masked.lake, "people", people)]
     assert {row["key"]["id"] for row in aside} == {"3", "4", "11"}
     assert SECRET not in json.dumps(aside)
+    # Nor do the changes have more than the tables.
+    changes = changes_of(snapshot, "people_changes")
+    assert {c["email"] for c in changes if c["_op"] == "update" and c["id"] in {1, 2, 8}} >= {
+        hashed("secretagain")
+    }
+    assert {c["born"] for c in changes if c["_op"] in {"insert", "update"}} == {date(2000, 1, 1)}
+    assert not {"ssn"} & set(changes[0])
+    unrepresentable = [json.loads(c["_unrepresentable"]) for c in changes if c["_unrepresentable"]]
+    assert {"due": "-infinity"} in unrepresentable
+    (moved,) = [c for c in changes_of(snapshot, "logins_changes") if c["_op"] == "update_before"]
+    assert moved["email"] == hashed("secret1")
     assert_nothing_leaked(masked.lake)
     shown = shown_in_ui(masked.spark)
     assert "BatchScan" in shown

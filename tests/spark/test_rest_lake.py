@@ -25,6 +25,7 @@ from spark_consumers.spark.lake_catalog import LakeCatalog
 from spark_consumers.spark.session import session
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.engines import connected
+from tests.support.feed_check import Applied, bag_of, changes_of, rows_of
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import TABLES, Pipeline
 from tests.support.pin_requests import Pins
@@ -38,6 +39,8 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnsupportedByCatalogError,
 )
+from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
+from walsender_bridge.postgres.table_patterns import Pattern
 from walsender_bridge.runtime import fail_point
 
 NAMESPACE = ("lakes", "one")
@@ -175,6 +178,31 @@ def changed(pipeline, database, house=None):
         "INSERT INTO bag SELECT * FROM bag WHERE ctid = (SELECT min(ctid) FROM bag)",
     )
     return pipeline.flush(house)
+
+
+def test_a_feed_is_shown_with_its_table(pipeline, database, server):
+    """It leads from one epoch to the next, gets its table's columns, and is one of the tables of the catalog's commit."""
+    pipeline.house.close()
+    rule = LayoutRule(Pattern.parse("public.docs"), TableLayout(), feed="{table}_changes")
+    pipeline.house = pipeline.lakehouse(layouts=[rule])
+    pipeline.wait_for_tables("docs_changes")
+    before = pipeline.flush()
+    database.execute(
+        "UPDATE docs SET title = 'again' WHERE id < 4",
+        "ALTER TABLE docs ADD extra int",
+        "INSERT INTO docs (id, extra) VALUES (50, 5)",
+        "DELETE FROM docs WHERE id = 1",
+    )
+    after = pipeline.flush()
+    rows = [{**row, "extra": None} for row in rows_of(before["docs"])]
+    led = Applied(rows, ("id",)).apply(changes_of(after, "docs_changes", before.epoch))
+    assert bag_of(led.rows) == bag_of(rows_of(after["docs"]))
+    check(pipeline, database, server)
+    feed = catalog_of(server).load_table((*NAMESPACE, STREAM, "public", "docs_changes"))
+    shown = feed.scan().to_arrow().to_pylist()
+    assert sorted(row["_op"] for row in shown) == sorted(
+        row._op for row in after["docs_changes"].collect()
+    )
 
 
 def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(

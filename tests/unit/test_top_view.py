@@ -45,6 +45,7 @@ def observation(
         streams={},
         not_copied={},
         views={},
+        feeds={},
         tables={
             name: SimpleNamespace(state="live", rows=12_345, reason="", as_of=0, resync="")
             for name in names

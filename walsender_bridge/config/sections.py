@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from walsender_bridge.postgres.change_feed import parse_feed
 from walsender_bridge.postgres.column_masks import parse_masks
 from walsender_bridge.postgres.table_layout import CURRENT, MODES, LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Choice, Pattern
@@ -216,7 +217,7 @@ class LogServerSection(_Section):
 
 
 class LakeTablesSection(_Section):
-    """`[[lake.tables]]`: partitions, order of rows, Iceberg's table properties, masked columns and the mode of the tables that match a pattern."""
+    """`[[lake.tables]]`: partitions, order of rows, Iceberg's properties, masks, mode and change feeds of the tables that match a pattern."""
 
     #: As in the `tables` of a source: schema.table, with `*`.
     pattern: str
@@ -232,6 +233,8 @@ class LakeTablesSection(_Section):
     mask: dict[str, str | dict[str, str]] = {}
     #: "current", or "soft_delete": deleted rows are kept, with the time of their deletion.
     mode: str = CURRENT
+    #: Whether each table has a change feed beside it; or how feeds are named, if not "{table}_changes".
+    feed: bool | str = False
 
     @model_validator(mode="after")
     def _is_rule(self) -> Self:
@@ -248,7 +251,9 @@ class LakeTablesSection(_Section):
         if self.mode not in MODES:
             known = ", ".join(f'"{mode}"' for mode in MODES)
             raise ValueError(f'mode = "{self.mode}" is none of {known}')
-        return LayoutRule(pattern, layout, self.source, parse_masks(self.mask), self.mode)
+        return LayoutRule(
+            pattern, layout, self.source, parse_masks(self.mask), self.mode, parse_feed(self.feed)
+        )
 
 
 class LakeViewSection(_Section):

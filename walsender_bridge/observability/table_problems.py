@@ -1,4 +1,4 @@
-"""The tables and views of the lake that do not follow, with the reasons, for `status`, `top`, `doctor` and `/readyz`. Pure."""
+"""The tables, views and feeds of the lake that do not follow, with the reasons, for `status`, `top`, `doctor` and `/readyz`. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _OLDER_HINT: Final = "\n  repair: "
 
 @dataclass(frozen=True, slots=True)
 class TableProblem:
-    """One table or view, its problem as the predicate of a sentence, and the repair, if any."""
+    """One table, view or feed, its problem as the predicate of a sentence, and the repair, if any."""
 
     table: str
     what: str
@@ -21,7 +21,7 @@ class TableProblem:
 
 
 def problems(lake: Any) -> Iterator[TableProblem]:
-    """Each table that does not follow, and each view. `lake`: the newest manifest."""
+    """Each table, view and feed that does not follow. `lake`: the newest manifest."""
     for name, table in sorted(lake.tables.items()):
         since = f"as of epoch {table.as_of}"
         again = "; it is being copied again" if table.resync and name not in lake.not_copied else ""
@@ -43,10 +43,14 @@ def problems(lake: Any) -> Iterator[TableProblem]:
         elif view.table.state == "stale":
             since = f"as of epoch {view.table.as_of}"
             yield TableProblem(name, f"is stale, {since}: {view.reason}", kind="view")
+    for name, feed in sorted(lake.feeds.items()):
+        if feed.reason:
+            since = f"as of epoch {feed.table.as_of}" if feed.table else "without rows"
+            yield TableProblem(name, f"is stale, {since}: {feed.reason}", kind="feed")
 
 
 def sentences(lake: Any) -> Iterator[str]:
-    """A sentence for each table or view that does not follow. `lake`: the newest manifest."""
+    """A sentence for each table, view or feed that does not follow. `lake`: the newest manifest."""
     for each in problems(lake):
         hint = f"; {each.repair}" if each.repair else ""
         yield f"{each.kind} {each.table} {each.what}{hint}"

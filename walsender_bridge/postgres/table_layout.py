@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from walsender_bridge.postgres.change_feed import feed_name
 from walsender_bridge.postgres.column_masks import ColumnMask
 from walsender_bridge.postgres.column_name import NAME, unquoted
 from walsender_bridge.postgres.protocol.relation_name import split_relation
@@ -213,13 +214,17 @@ class RowRules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayoutRule:
-    """A layout for the tables that match a pattern, of one source (by its name) or of all; which columns are masked; the mode."""
+    """A layout for the tables that match a pattern, of one source (by its name) or of all; which columns are masked; the mode.
+
+    `feed`: how the change feeds of the tables are named (`change_feed`); empty: they have none.
+    """
 
     pattern: Pattern
     layout: TableLayout
     source: str | None = None
     masks: tuple[ColumnMask, ...] = ()
     mode: str = CURRENT
+    feed: str = ""
 
     def matches(self, name: str) -> bool:
         """Whether it is for this table, `stream.schema.table`."""
@@ -236,3 +241,9 @@ def rules_of(rules: Iterable[LayoutRule], name: str) -> RowRules:
     """What the lake has of the rows of a table (`stream.schema.table`), by the first rule that matches it; its masks are ordered."""
     found = next((rule for rule in rules if rule.matches(name)), None)
     return RowRules() if found is None else RowRules(found.masks, found.mode)
+
+
+def feed_of(rules: Iterable[LayoutRule], name: str) -> str:
+    """The change feed of a table (`stream.schema.table`), named alike, by the first rule that matches the table; empty without one."""
+    template = next((rule.feed for rule in rules if rule.matches(name)), "")
+    return feed_name(template, name) if template else ""

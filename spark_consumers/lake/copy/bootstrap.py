@@ -18,14 +18,12 @@ handed over when it is whole, and a large one (`chunk`) with each of its chunks,
 import re
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
-from urllib.parse import quote
 
 import psycopg
 import pyarrow as pa
@@ -59,9 +57,10 @@ from spark_consumers.lake.index import build as index
 from spark_consumers.lake.layout.arrangement import Arrangement
 from spark_consumers.lake.manifest.chain import COPIED, TableVersion
 from spark_consumers.lake.manifest.table_version import Column
-from spark_consumers.lake.manifest.takeover import folder_of, term_of
+from spark_consumers.lake.manifest.takeover import term_of
 from spark_consumers.lake.policy import CHUNK_BYTES, copies_on_write, deletes_by_position
 from spark_consumers.lake.store.place import Place, carried, place
+from spark_consumers.lake.tables.new_folder import new_folder
 from spark_consumers.lake.tables.origin import Origin, check
 from spark_consumers.lake.tables.schema_change import schema_hash
 from spark_consumers.lake.tables.schema_match import arrays_of, unusable
@@ -375,7 +374,7 @@ class TableCopier:
         request, snapshot, published = table.request, table.snapshot, table.kept
         key = usable_key(published)
         return TableVersion(
-            path=new_path(request.source.stream, published, request.term),
+            path=new_folder(request.source.stream, published.schema, published.name, request.term),
             format=self._format.name,
             snapshot_id=0,
             schema_hash=schema_hash(arrow_schema(published.columns), key),
@@ -581,15 +580,6 @@ def usable_key(table: PublishedTable) -> tuple[str, ...]:
                 repair="exclude the table from the publication, or set another replica identity",
             )
     return table.key
-
-
-def new_path(stream: str, table: PublishedTable, term: int) -> str:
-    """The folder of a new copy, below the lake: one that no other copy ever has, so nothing is in its way.
-
-    Names that are no plain folder names are written with `%`.
-    """
-    parts = [quote(part, safe=" $~").replace(".", "%2E") for part in (table.schema, table.name)]
-    return folder_of(f"tables/{stream}/{parts[0]}/{parts[1]}", term, uuid.uuid4().hex[:12])
 
 
 def _remove_others(folder: Place, term: int, wanted: Collection[str]) -> None:

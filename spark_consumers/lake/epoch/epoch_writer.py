@@ -24,6 +24,8 @@ from spark_consumers.decode.types import arrow_schema, text_columns
 from spark_consumers.lake.epoch.arranged import arranged, by_position
 from spark_consumers.lake.epoch.complete import run_complete, run_index
 from spark_consumers.lake.epoch.draft import Draft
+from spark_consumers.lake.epoch.feed_rows import FeedTarget
+from spark_consumers.lake.epoch.feed_writer import FeedWriter
 from spark_consumers.lake.epoch.log_view import aliases, edges, next_epoch
 from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
 from spark_consumers.lake.epoch.plan import COMPOSED_RANGES, EpochPlan, Pace, tasks
@@ -39,6 +41,7 @@ from spark_consumers.lake.epoch.removal import (
 )
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
+    Fed,
     RangeTask,
     Recorded,
     Staged,
@@ -75,7 +78,7 @@ from spark_consumers.spark.slots import in_partitions, slots
 from walsender_bridge.change_log.client import CutPoint, LogStatus
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.pgoutput import Column
-from walsender_bridge.postgres.table_layout import CURRENT, LayoutRule
+from walsender_bridge.postgres.table_layout import CURRENT, LayoutRule, feed_of
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -166,6 +169,7 @@ class EpochWriter:
             deletes=self._deletes,
             layouts=layouts,
         )
+        self._feeds = FeedWriter(chain, tables, head.term, layouts, self._deletes)
         self._mask_key = mask_key
         self._attempt = 0
         #: What the epoch under way does; other threads may ask.
@@ -215,14 +219,20 @@ class EpochWriter:
                 if table.schema_hash != followed[name].schema_hash
                 or (table.path in evolutions and table.shape != followed[name].shape)
             }
-            packed = self._pack(plan, evolutions, status)
+            columns = {
+                name: self._target(name, table).columns
+                for name, table in plan.tables.items()
+                if table.state == LIVE and feed_of(self._rules, name)
+            }
+            feeds = self._feeds.plan(head, plan, followed, evolutions, columns)
+            packed = self._pack(plan, evolutions, status, feeds)
             targets = TaskTables(list(packed.values()), str(stage))
             work = self._range_tasks(plan, packed, status, late, stage)
             if len(work) > COMPOSED_RANGES:
                 # It takes a while, and Spark's UI says how far it is.
                 log.info("large epoch begun", epoch=plan.version, ranges=len(work))
             try:
-                plan, staged, removed = self._stage(
+                plan, staged, removed, fed = self._stage(
                     plan, work, targets, scratch, polled, evolutions, forced
                 )
             except ShapeChangedError as changed:
@@ -233,6 +243,8 @@ class EpochWriter:
             timings.write = time.monotonic() - began - timings.stage
             views = self._write_views(head, plan, tables, stage, timings)
             timings.views = time.monotonic() - began - timings.stage - timings.write
+            written_feeds = self._feeds.write(head, plan, fed, stage)
+            fail_point.hit("feeds-written")
             manifest = head.next(
                 self._clock.now(),
                 epoch=plan.version,
@@ -241,6 +253,7 @@ class EpochWriter:
                 streams=plan.streams,
                 tables=tables,
                 views=views,
+                feeds=written_feeds,
                 copies=plan.copies,
                 changes=total_changes(staged.values()),
                 seconds=round(time.monotonic() - began, 3),
@@ -273,14 +286,19 @@ class EpochWriter:
         return str(self._chain.root / table.path)
 
     def _pack(
-        self, plan: EpochPlan, evolutions: Mapping[str, Evolution], status: LogStatus
+        self,
+        plan: EpochPlan,
+        evolutions: Mapping[str, Evolution],
+        status: LogStatus,
+        feeds: Mapping[str, FeedTarget],
     ) -> dict[str, PackedTable]:
         """The tables that follow, packed for the executors. Those that are as at the last epoch still are."""
         following = [(n, t) for n, t in plan.tables.items() if t.state == LIVE]
         known = aliases(status, following)
 
         def facts(name: str, table: TableVersion) -> tuple[object, ...]:
-            return table, evolutions.get(table.path), known.get(name, ()), self.is_maintained
+            known_by = known.get(name, ())
+            return table, evolutions.get(table.path), known_by, self.is_maintained, feeds.get(name)
 
         def pack(name: str, table: TableVersion) -> PackedTable:
             evolution = evolutions.get(table.path)
@@ -288,6 +306,7 @@ class EpochWriter:
                 self._target(name, table),
                 layouts=first_layout(table) if evolution is None else evolution.layouts,
                 aliases=known.get(name, ()),
+                feed=feeds.get(name),
             )
             return PackedTable.of(target, (_runs(table), self._small_files(target)))
 
@@ -322,13 +341,19 @@ class EpochWriter:
         polled: Collection[str],
         evolutions: Mapping[str, Evolution],
         forced: Collection[str],
-    ) -> tuple[EpochPlan, dict[str, Staged], dict[str, list[Removed | Located]]]:
-        """Read and write everything: the plan with the partitions that came; the staged files by table, and what they remove."""
+    ) -> tuple[
+        EpochPlan,
+        dict[str, Staged],
+        dict[str, list[Removed | Located]],
+        dict[str, list[FileInfo]],
+    ]:
+        """Read and write everything: the plan with the partitions that came; by table the staged files, what they remove, and its feed's files."""
         found: dict[str, list[Staged]] = defaultdict(list)
         removed: dict[str, list[Removed | Located]] = defaultdict(list)
         mismatches: list[SchemaMismatch] = []
         records: dict[str, dict[tuple[int, int], TableRecord]] = defaultdict(dict)
         faults: list[TableFault] = []
+        fed: dict[str, list[FileInfo]] = defaultdict(list)
 
         def stage(work: Sequence[RangeTask | ComposeTask]) -> Iterator[Staged]:
             tasks_ = [
@@ -347,6 +372,8 @@ class EpochWriter:
                     records[one.table][one.record.place] = one.record
                 elif isinstance(one, TableFault):
                     faults.append(one)
+                elif isinstance(one, Fed):
+                    fed[one.table] += one.files
                 else:
                     if gone is not None:
                         removed[one.table].append(gone)
@@ -389,7 +416,7 @@ class EpochWriter:
             raise TableFaultsError(faults, plan.tables)
         staged = dict(zip(found, self._each_of(plan, list(found.items()), _joined), strict=True))
         staged |= {name: Staged(name, 0, 0) for name in forced if name not in staged}
-        return replace(plan, tables=tables), staged, removed
+        return replace(plan, tables=tables), staged, removed, fed
 
     def _evolved(self, plan: EpochPlan, evolutions: Mapping[str, Evolution]) -> EpochPlan:
         """The plan with the columns that these tables get; their Iceberg tables get them here.

@@ -45,7 +45,8 @@ class PackedTable:
     def open(self, stage: str) -> tuple[Target, Index]:
         """The target of an epoch with this stage, and the index."""
         target, index = pickle.loads(self.content)  # noqa: S301  # our driver has pickled it
-        return replace(target, prefix=f"{target.prefix}{stage}"), index
+        feed = target.feed and replace(target.feed, prefix=f"{target.feed.prefix}{stage}")
+        return replace(target, prefix=f"{target.prefix}{stage}", feed=feed), index
 
 
 class TaskTables:

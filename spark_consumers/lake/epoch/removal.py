@@ -23,9 +23,9 @@ from spark_consumers.fold.row_codes import row_codes
 from spark_consumers.lake.epoch.packed import Index, TaskTables
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
+    Outcome,
     Patches,
     RangeTask,
-    Recorded,
     Staged,
     run_compose,
     run_range,
@@ -47,7 +47,6 @@ from spark_consumers.lake.index.run_format import (
     open_runs,
 )
 from spark_consumers.lake.tables.fault import TableFault, fault_of
-from spark_consumers.lake.tables.schema_match import SchemaMismatch
 from walsender_bridge.errors import CorruptError
 
 #: A data file of less is small: many of them become one.
@@ -148,7 +147,7 @@ class StageTask:
 
 def run_stage(
     task: StageTask,
-) -> list[tuple[Staged | SchemaMismatch | TableFault | Recorded, "Removed | Located | None"]]:
+) -> list[tuple[Outcome, "Removed | Located | None"]]:
     """Carry out the task; for each table what was staged, and what that removes, if it was looked for."""
     stage = task.stage
     if isinstance(stage, ComposeTask):

@@ -25,6 +25,7 @@ from spark_consumers.fold.multiset import MultisetFold, compose_multisets, fold_
 from spark_consumers.fold.serial import fold_from_table
 from spark_consumers.lake.epoch import divided, quarantine
 from spark_consumers.lake.epoch.divided import Share
+from spark_consumers.lake.epoch.feed_rows import FeedFiles, FeedTarget
 from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
 from spark_consumers.lake.epoch.quarantine import QuarantineFile
 from spark_consumers.lake.epoch.target import Target
@@ -148,6 +149,18 @@ class Recorded:
     record: TableRecord
 
 
+@dataclass(frozen=True)
+class Fed:
+    """Data files of a table's change feed, with the changes of the range."""
+
+    table: str
+    files: tuple[FileInfo, ...]
+
+
+#: What a range leaves of each of its tables.
+Outcome = Staged | SchemaMismatch | TableFault | Recorded | Fed
+
+
 @dataclass
 class PendingTable:
     """One table's changes so far: folded and unfolded."""
@@ -215,12 +228,13 @@ def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | Mu
 
 @dataclass
 class RangeFolds:
-    """What a range has of its tables: their changes, those that do not fit, and faults, each by the table's name; and schema changes."""
+    """What a range has of its tables: their changes, those that do not fit, faults and feeds, each by the table's name; and schema changes."""
 
     tables: dict[str, PendingTable] = field(default_factory=dict)
     mismatches: dict[str, list[SchemaMismatch]] = field(default_factory=dict)
     faults: dict[str, TableFault] = field(default_factory=dict)
     recorded: list[Recorded] = field(default_factory=list)
+    feeds: dict[str, FeedFiles] = field(default_factory=dict)
 
     @property
     def whole(self) -> Iterator[PendingTable]:
@@ -237,9 +251,7 @@ class RangeFolds:
         return [*(m for found in self.mismatches.values() for m in found), *self.faults.values()]
 
 
-def run_range(
-    task: RangeTask, tables: TaskTables
-) -> list[Staged | SchemaMismatch | TableFault | Recorded]:
+def run_range(task: RangeTask, tables: TaskTables) -> list[Outcome]:
     """Read, fold and write. For a table with a change of another shape its mismatches are returned instead.
 
     For a table whose changes cannot be applied that fault is returned. `tables`: the task's. Raises the log's errors.
@@ -249,7 +261,8 @@ def run_range(
     for table in read.whole:
         with caught(table.target, read.faults):
             staged.append(_stage(task, table))
-    return [*staged, *read.found, *read.recorded]
+    fed = [Fed(name, feed.close()) for name, feed in read.feeds.items()]
+    return [*staged, *fed, *read.found, *read.recorded]
 
 
 def read_range(task: RangeTask, tables: TaskTables) -> RangeFolds:
@@ -320,6 +333,8 @@ def _take(task: RangeTask, target: Target, batch: ChangeBatch, read: RangeFolds)
     pending, mismatches = read.tables, read.mismatches
     if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
         return
+    if target.feed is not None:
+        _feed(task, target, target.feed, batch, read)
     new, reason = missing(batch, target.start_lsn, target.chunks, target.key, target.columns.names)
     if not len(new):
         return
@@ -335,6 +350,19 @@ def _take(task: RangeTask, target: Target, batch: ChangeBatch, read: RangeFolds)
             continue
         # If it fits: back to the earlier state after another one. That is a change, too.
         _note(mismatches.setdefault(target.name, []), task.number, target, part, why or "")
+
+
+def _feed(
+    task: RangeTask, target: Target, to: FeedTarget, batch: ChangeBatch, read: RangeFolds
+) -> None:
+    """Add the batch to the table's feed. Of a table that was copied, this may be the only place for changes that the copy has already.
+
+    What does not fit is left out: if it is not older than the copy, the table's mismatch ends the epoch.
+    """
+    feed = read.feeds.setdefault(target.name, FeedFiles(to, task.number, target.key_positions))
+    for layout, part in by_layout(batch, target.layouts):
+        if mismatch(part, target.columns, layout, target.key, target.relation_id) is None:
+            feed.add(conformed(part, target.columns, layout))
 
 
 def _note(

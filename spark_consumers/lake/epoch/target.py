@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from spark_consumers.decode.deletion_marks import of_lake
 from spark_consumers.decode.masking import NOTHING, Masking
+from spark_consumers.lake.epoch.feed_rows import FeedTarget
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
 from spark_consumers.lake.manifest.table_version import Chunk, TableVersion
@@ -35,7 +36,7 @@ class Target:
     `by_position`: removed rows are in files of positions (`policy`). `arrangement`: how its data files are written.
     `chunks`: of a copy that was read from several snapshots, until it is shown. `is_maintained`: data files are rewritten by a maintainer, where it can.
     `masking`: how its changes are masked, or why they must not be decoded. `keeps_deleted`: deleted rows stay, with the marks in the
-    last two columns (`fold.kept`).
+    last two columns (`fold.kept`). `feed`: where its changes go, too.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Target:
     chunks: tuple[Chunk, ...] = ()
     masking: Masking | str = NOTHING
     keeps_deleted: bool = False
+    feed: FeedTarget | None = None
 
     @classmethod
     def of(

@@ -6,11 +6,9 @@ fenced and cleaned up as any other; only the link shows it.
 """
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -41,10 +39,10 @@ from spark_consumers.lake.format.iceberg_read import read_snapshot
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableFormat, TableWrite
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.table_version import LIVE, STALE
-from spark_consumers.lake.manifest.takeover import folder_of
 from spark_consumers.lake.manifest.view_version import INCREMENTAL, RECOMPUTED, ViewVersion
 from spark_consumers.lake.policy import copies_on_write, deletes_by_position
 from spark_consumers.lake.store.place import files_in, place
+from spark_consumers.lake.tables.new_folder import new_folder
 from spark_consumers.lake.tables.schema_change import schema_hash
 from spark_consumers.lake.tables.schema_match import arrays_of, unusable
 from spark_consumers.lake.views.definition import ViewDefinition
@@ -296,7 +294,8 @@ class ViewWriter:
     def _created(self, name: str, view: ViewVersion, made: Translation) -> TableVersion:
         """A new Iceberg table for the view, without a snapshot."""
         full = view.full_name(name)
-        path = _new_path(full, self._term)
+        stream, schema, view_name = full.split(".")
+        path = new_folder(stream, schema, view_name, self._term)
         in_version_2 = copies_on_write(self._deletes, full) or deletes_by_position(
             self._deletes, full
         )
@@ -543,9 +542,3 @@ def _why(error: Exception, definition: ViewDefinition) -> tuple[str, bool]:
     if damage or state.startswith(_OF_QUERY):
         return f"{FAILED}{(damage or lines[0])[:300]}", True
     return f"its query cannot be run: {lines[0][:300]}", False
-
-
-def _new_path(full: str, term: int) -> str:
-    """The folder of a new table of this view, below the lake."""
-    stream, schema, name = full.split(".")
-    return folder_of(f"tables/{stream}/{quote(schema)}/{quote(name)}", term, uuid.uuid4().hex[:12])

@@ -109,6 +109,7 @@ def _lake(
         head,
         tables=tables,
         views={},
+        feeds={},
         copies={},
         streams={source.stream: head.streams[source.stream]},
     )

@@ -415,6 +415,11 @@ class IcebergFormat:
             update.overwriteByRowFilter(self._iceberg.expressions.Expressions.alwaysTrue())
             for file in write.rows:
                 update.addFile(self._data_file(parts, table, file))
+        elif not any((write.removed, write.vectors, write.replaced, write.converted)):
+            # Readers of a stream take nothing else, and Iceberg calls a change without files an overwrite.
+            update = transaction.newAppend()
+            for file in write.rows:
+                update.appendFile(self._data_file(parts, table, file))
         else:
             update = transaction.newRowDelta()
             if write.base is not None:

@@ -32,6 +32,7 @@ from itertools import pairwise
 from typing import Any, Self
 
 from spark_consumers.lake.manifest import delta, home
+from spark_consumers.lake.manifest.feed_version import FeedVersion
 from spark_consumers.lake.manifest.newest import ChainLink, PublishedLink, lost
 from spark_consumers.lake.manifest.newest_record import NewestRecord
 from spark_consumers.lake.manifest.pin import Pin
@@ -106,7 +107,8 @@ class Manifest:
     writer's `SteadyClock`, which continues along the chain, for ages; 0 in links of earlier formats. `seconds` is the
     duration of the round that wrote it; `changes` counts the row changes of the log in this epoch's range (0 in a takeover
     link); `stage` is the name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is
-    `copies`: copies that are not shown yet, beside the tables that they replace. `views`, by `schema.view`, are of the same epoch. `not_copied`: why a table is not in the
+    `copies`: copies that are not shown yet, beside the tables that they replace. `views`, by `schema.view`, are of the same epoch, and so are
+    `feeds`, by `stream.schema.feed`. `not_copied`: why a table is not in the
     lake, or why its last copy failed. `answered`: requests that were carried out, by their ids (`requests`).
     `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`). `writer`: drawn for the
     takeover; two links of one number are told apart by it, though their writers have chosen the same term. `pins`: the pinned
@@ -126,6 +128,7 @@ class Manifest:
     streams: dict[str, StreamPosition] = field(default_factory=dict)
     tables: dict[str, TableVersion] = field(default_factory=dict)
     views: dict[str, ViewVersion] = field(default_factory=dict)
+    feeds: dict[str, FeedVersion] = field(default_factory=dict)
     not_copied: dict[str, str] = field(default_factory=dict)
     copies: dict[str, TableVersion] = field(default_factory=dict)
     answered: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -140,9 +143,13 @@ class Manifest:
 
     @property
     def readable(self) -> dict[str, TableVersion]:
-        """The tables that a reader of this epoch sees, those of views too, by `stream.schema.table`."""
+        """The tables that a reader of this epoch sees, those of views and feeds too, by `stream.schema.table`.
+
+        A table that has come with the name of a view or a feed takes its place.
+        """
         seen = self.readable_views
-        return {**self.tables, **{n: t for n, t in self.view_tables.items() if n in seen}}
+        views = {n: t for n, t in self.view_tables.items() if n in seen}
+        return {**self.feed_tables, **views, **self.tables}
 
     @property
     def readable_views(self) -> dict[str, ViewVersion]:
@@ -167,9 +174,16 @@ class Manifest:
         }
 
     @property
+    def feed_tables(self) -> dict[str, TableVersion]:
+        """The tables of the feeds that have rows, by `stream.schema.feed`."""
+        shown = {name: feed.shown(self.tables.get(feed.of)) for name, feed in self.feeds.items()}
+        return {name: table for name, table in shown.items() if table is not None}
+
+    @property
     def versions(self) -> list[TableVersion]:
         """Every table whose files are needed: shown, or copied and not shown yet."""
-        return [*self.tables.values(), *self.copies.values(), *self.view_tables.values()]
+        derived = [*self.view_tables.values(), *self.feed_tables.values()]
+        return [*self.tables.values(), *self.copies.values(), *derived]
 
     @property
     def written(self) -> list[TableVersion]:
@@ -179,10 +193,11 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """The manifest as the file of a full link has it (`delta`)."""
         # `asdict` would copy every member of every table.
-        members = asdict(replace(self, tables={}, copies={}, views={}))
+        members = asdict(replace(self, tables={}, copies={}, views={}, feeds={}))
         members["tables"] = {name: table.to_json() for name, table in self.tables.items()}
         members["copies"] = {name: table.to_json() for name, table in self.copies.items()}
         members["views"] = {name: view.to_json() for name, view in self.views.items()}
+        members["feeds"] = {name: feed.to_json() for name, feed in self.feeds.items()}
         return {"format_version": FORMAT_VERSION, **members, "rows": self.rows}
 
     @classmethod
@@ -214,6 +229,9 @@ class Manifest:
                 }
             values["views"] = {
                 k: ViewVersion.from_json(v) for k, v in values.get("views", {}).items()
+            }
+            values["feeds"] = {
+                k: FeedVersion.from_json(v) for k, v in values.get("feeds", {}).items()
             }
             values["pins"] = {k: Pin.from_json(v) for k, v in values.get("pins", {}).items()}
             if version == 1:

@@ -43,7 +43,7 @@ from spark_consumers.lake.policy import (
 from spark_consumers.lake.status import CopyStatus
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.store.place import options_of
-from spark_consumers.lake.tables import states
+from spark_consumers.lake.tables import feeds, states
 from spark_consumers.lake.tables.fault import TableFaultsError, reason_of
 from spark_consumers.lake.tables.publication_poller import PublicationPoller
 from spark_consumers.lake.tables.removed import departed
@@ -74,7 +74,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
-from walsender_bridge.postgres.table_layout import LayoutRule, RowRules, rules_of
+from walsender_bridge.postgres.table_layout import LayoutRule, RowRules, feed_of, rules_of
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -354,6 +354,7 @@ class Lakehouse:
             streams=wanted.streams,
             pins=wanted.pins,
             views=wanted.views,
+            feeds=wanted.feeds,
             seconds=writer.head.seconds,
         )
         self._chain.publish(link, writer.head)
@@ -413,7 +414,8 @@ class Lakehouse:
         writer.damaged |= {path for path, error in errors.items() if isinstance(error, damage)}
         wanted = writer.tables.give_up(writer.head, errors)
         reasons = {p: reason_of(e, str(self._chain.root / p)) for p, e in errors.items()}
-        return self._publish(writer, without_damaged(wanted, reasons))
+        left = feeds.without_damaged(wanted.feeds, reasons, wanted.epoch)
+        return self._publish(writer, replace(without_damaged(wanted, reasons), feeds=left))
 
     def _after(self, writer: _Writer, manifest: Manifest) -> None:
         self._adopt(writer, manifest)
@@ -525,20 +527,25 @@ class Lakehouse:
         for stream in {name.partition(".")[0] for name in replaced} & self._sources.keys():
             # With the next epoch, and there may be nothing else for one.
             mark(self._sources[stream])
-        self._announce_views(head)
+        self._announce_derived(head)
         self._writer = writer
         return writer
 
-    def _announce_views(self, head: Manifest) -> None:
-        """Let an epoch come if views are configured in another way than the head has them: there may be nothing else for one."""
-        wanted = {view.name: view.sql for view in self._views}
-        if wanted != {name: view.sql for name, view in head.views.items()} and head.tables:
+    def _announce_derived(self, head: Manifest) -> None:
+        """Let an epoch come if views or feeds are configured in another way than the head has them: there may be nothing else for one."""
+        views = {view.name: view.sql for view in self._views}
+        names = {name: feed_of(self._layouts, name) for name in head.tables}
+        wanted = views, {feed: name for name, feed in names.items() if feed}
+        has = {name: view.sql for name, view in head.views.items()}
+        if wanted != (has, {feed: each.of for feed, each in head.feeds.items()}) and head.tables:
             for source in self._sources.values():
                 try:
                     mark(source)
                 except TusklineError as error:
-                    # One that does not answer is no reason to wait: views come with the next epoch.
-                    log.warning("views wait for an epoch", stream=source.stream, error=str(error))
+                    # One that does not answer is no reason to wait: they come with the next epoch.
+                    log.warning(
+                        "views and feeds wait for an epoch", stream=source.stream, error=str(error)
+                    )
 
     def _opened(self) -> LakeSite:
         """The lake's tables, by their catalog."""
