@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -32,6 +32,7 @@ from pyspark.sql import SparkSession
 from spark_consumers.decode.deletion_marks import of_lake, unkept
 from spark_consumers.decode.masking import NOTHING, Masking, kept, misfit, opened, recorded
 from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_type, text_columns
+from spark_consumers.lake.catalog.table_catalog import TableCatalog
 from spark_consumers.lake.copy.chunk import (
     SNAPSHOT_SECONDS,
     KnownSamples,
@@ -39,7 +40,9 @@ from spark_consumers.lake.copy.chunk import (
     continued,
     next_chunk,
 )
+from spark_consumers.lake.copy.compared import CopiedInsteadError
 from spark_consumers.lake.copy.initial_copy import CopyProgress, write_source
+from spark_consumers.lake.copy.leveling import Leveler, LevelRequest
 from spark_consumers.lake.epoch.quarantine import (
     QuarantineFile,
     QuarantineOfCopy,
@@ -107,7 +110,8 @@ class CopyRequest:
 
     `cut`: where its stream was committed to before the snapshot. `rate`: bytes a second, of what one copy writes.
     `partials`: what there is of copies that are to be continued. `chunk_bytes`: of a chunk (`copy.chunk`), whose
-    `samples` all chunks of the request share.
+    `samples` all chunks of the request share. `levels`: the tables, by `stream.schema.table`, whose rows in the lake are to be brought level
+    instead, where that is possible (`leveling`).
     """
 
     source: Source
@@ -118,6 +122,7 @@ class CopyRequest:
     partials: Mapping[str, TableVersion] = field(default_factory=dict)
     chunk_bytes: int = CHUNK_BYTES
     samples: KnownSamples = field(default_factory=KnownSamples, compare=False, repr=False)
+    levels: Mapping[str, TableVersion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ class TableCopier:
     """Copies tables into the lake at `root`, an absolute path.
 
     `on_unrepresentable_value`: see `quarantine.quarantines`; `deletes`: see `policy`; `layouts`: see `table_layout`; `mask_key`: by
-    which columns are hashed.
+    which columns are hashed; `catalog`: as for `leveling.Leveler`.
     """
 
     def __init__(
@@ -176,10 +181,12 @@ class TableCopier:
         deletes: Mapping[str, str] | None = None,
         layouts: Sequence[LayoutRule] = (),
         mask_key: bytes = b"",
+        catalog: TableCatalog | None = None,
     ) -> None:
         self._spark = spark
         self._root = root
         self._format = tables
+        self._leveler = Leveler(spark, root, tables, catalog, deletes or {})
         self._on_unrepresentable_value = on_unrepresentable_value or {}
         self._deletes = deletes or {}
         self._rules = layouts
@@ -322,8 +329,11 @@ class TableCopier:
                 if isinstance(again, str):
                     return StartOver(again)
                 partial = again
-            if progress.is_unwanted:
-                raise UnavailableError("the copy was stopped", where=table.name)
+            self._check_wanted(table.name, progress)
+            if partial is None and table.name in table.request.levels:
+                made = self._level(table, table.request.levels[table.name], begun, progress)
+                if made is not None:
+                    return made
             chunk = next_chunk(
                 connection,
                 table.kept,
@@ -344,6 +354,54 @@ class TableCopier:
         except Exception:
             self.remove(begun.path)
             raise
+
+    def _check_wanted(self, name: str, progress: CopyProgress) -> None:
+        if progress.is_unwanted or self.stop.is_set():
+            raise UnavailableError(
+                "the copy was stopped",
+                where=name,
+                repair="no action is needed: it restarts with the lake job",
+            )
+
+    def _level(
+        self, table: _Table, before: TableVersion, now: TableVersion, progress: CopyProgress
+    ) -> TableVersion | None:
+        """The table as it is in the lake, brought level; None if it has to be copied."""
+        began, name = time.monotonic(), table.name
+        progress.levels = True
+        request = LevelRequest(
+            name,
+            before,
+            now,
+            table.published,
+            table.snapshot,
+            table.request.source.publication,
+            table.request.term,
+        )
+        try:
+            made, counts = self._leveler.level(
+                request, progress, lambda: self._check_wanted(name, progress)
+            )
+        except CopiedInsteadError as reason:
+            why = str(reason)
+        except Exception as error:
+            known = error if isinstance(error, TusklineError) else _copy_error(name, error)
+            if not isinstance(known, CorruptError | NotSupportedError):
+                raise known from error
+            why = str(known)
+        else:
+            seconds = round(time.monotonic() - began, 3)
+            log.info(
+                "table brought level",
+                table=name,
+                lsn=made.start_lsn,
+                seconds=seconds,
+                **asdict(counts),
+            )
+            return made
+        progress.begin_again()
+        log.warning("table is copied instead of being brought level", table=name, reason=why)
+        return None
 
     def _continued(
         self,

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.decode.masking import recorded
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
-from spark_consumers.lake.catalog.open_catalog import for_writing
+from spark_consumers.lake.catalog.open_catalog import for_reading, for_writing
 from spark_consumers.lake.catalog.other_engines import OtherEngines
 from spark_consumers.lake.catalog.whole_epochs import WholeEpochs
 from spark_consumers.lake.concurrently import repeated
@@ -438,7 +438,8 @@ class Lakehouse:
 
     def _expire(self, writer: _Writer) -> None:
         maintained = writer.compactions.is_maintained()
-        writer.kept.expire(writer.head, self._retention, others=not maintained)
+        leveling = writer.tables.leveling
+        writer.kept.expire(writer.head, self._retention, others=not maintained, busy=leveling)
         writer.compactions.sweep(writer.head, writer.tables.of_maintainers(COMPACT))
 
     def _adopt(self, writer: _Writer, head: Manifest) -> None:
@@ -599,6 +600,7 @@ class Lakehouse:
             *(self._spark, self._chain.root, self._format),
             *(self._on_unrepresentable_value, self._deletes, self._layouts),
             mask_key=self._mask_key,
+            catalog=for_reading(self._chain),
         )
         pins = Pins(self._chain, self._format)
         tables = TableWork(
