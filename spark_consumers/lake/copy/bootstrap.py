@@ -329,11 +329,12 @@ class TableCopier:
                 if isinstance(again, str):
                     return StartOver(again)
                 partial = again
-            self._check_wanted(table.name, progress)
-            if partial is None and table.name in table.request.levels:
-                made = self._level(table, table.request.levels[table.name], begun, progress)
-                if made is not None:
-                    return made
+        self._check_wanted(table.name, progress)
+        if partial is None and table.name in table.request.levels:
+            made = self._level(table, table.request.levels[table.name], begun, progress)
+            if made is not None:
+                return made
+        with reading(snapshot.dsn, snapshot.snapshot) as connection:
             chunk = next_chunk(
                 connection,
                 table.kept,

@@ -28,7 +28,7 @@ CHUNK_BYTES: Final = 32 << 20
 #: The same of a bucket, of which the digests are read if it differs: the whole table is read for that, once for as many as possible.
 BUCKET_BYTES: Final = 1 << 20
 #: Rows of differing chunks whose digests are in the driver's memory at a time, about.
-_NARROWED: Final = 1_000_000
+_NARROWED: Final = 500_000
 
 
 class CopiedInsteadError(Exception):
