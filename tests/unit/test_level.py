@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,10 +19,11 @@ from spark_consumers.lake.comparison.level import (
     twice,
     unfit,
 )
+from spark_consumers.lake.comparison.leveled import Counts, Leveled, read_leveled, record_leveled
 from spark_consumers.lake.comparison.sums import differing
 from spark_consumers.lake.copy.compared import in_groups
 from spark_consumers.lake.manifest import takeover
-from spark_consumers.lake.manifest.chain import Manifest
+from spark_consumers.lake.manifest.chain import Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import (
     COPIED,
     HELD,
@@ -30,6 +32,7 @@ from spark_consumers.lake.manifest.table_version import (
     STALE,
     TableVersion,
 )
+from walsender_bridge.observability import level_view
 from walsender_bridge.postgres.column_masks import ColumnMask
 
 TABLE = TableVersion(
@@ -155,3 +158,28 @@ def test_a_takeover_takes_a_leveled_table_once_as_readers_see_it() -> None:
 
     takeover.carry_out(takeover.take_over(propose), do)
     assert taken == [(TABLE.path, 7), (copy.path, 9)]
+
+
+def test_status_shows_what_bringing_tables_level_took(tmp_path: Path) -> None:
+    chain = open_chain(tmp_path / "lake")
+    chain.initialise("log", "iceberg")
+    assert read_leveled(chain) == {}
+    assert level_view.summary(read_leveled(chain)) is None
+    record_leveled(chain, "s.public.a", Leveled(50.0, 7, 1.5, Counts(20, 2, 900, 80, 3, 4)))
+    record_leveled(chain, "s.public.b", Leveled(60.0, 7, 0.5, copied="its key has changed"))
+    record_leveled(chain, "s.public.a", Leveled(70.0, 9, 1.5, Counts(10, 1, 800, 80, 5, 6)))
+    shown = level_view.summary(read_leveled(chain))
+    assert shown == {
+        "ended_at": "1970-01-01T00:01:10.000Z",
+        "tables": 1,
+        "chunks": 10,
+        "different_chunks": 1,
+        "rows": 800,
+        "added": 5,
+        "removed": 6,
+        "copied": {"s.public.b": "its key has changed"},
+    }
+    assert level_view.line(shown) == (
+        "tables brought level: 1; 5 rows added and 6 removed, of 800 that were compared; 1 of 10 chunks differed;"
+        " copied instead: s.public.b; 1970-01-01T00:01:10.000Z"
+    )

@@ -33,6 +33,7 @@ from spark_consumers.decode.deletion_marks import of_lake, unkept
 from spark_consumers.decode.masking import NOTHING, Masking, kept, misfit, opened, recorded
 from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_type, text_columns
 from spark_consumers.lake.catalog.table_catalog import TableCatalog
+from spark_consumers.lake.comparison.leveled import Leveled
 from spark_consumers.lake.copy.chunk import (
     SNAPSHOT_SECONDS,
     KnownSamples,
@@ -169,7 +170,7 @@ class TableCopier:
     """Copies tables into the lake at `root`, an absolute path.
 
     `on_unrepresentable_value`: see `quarantine.quarantines`; `deletes`: see `policy`; `layouts`: see `table_layout`; `mask_key`: by
-    which columns are hashed; `catalog`: as for `leveling.Leveler`.
+    which columns are hashed; `catalog`: as for `leveling.Leveler`; `leveled` is called with what came of a table that was to be brought level.
     """
 
     def __init__(
@@ -182,10 +183,12 @@ class TableCopier:
         layouts: Sequence[LayoutRule] = (),
         mask_key: bytes = b"",
         catalog: TableCatalog | None = None,
+        leveled: Callable[[str, Leveled], None] = lambda *_: None,
     ) -> None:
         self._spark = spark
         self._root = root
         self._format = tables
+        self._leveled = leveled
         self._leveler = Leveler(spark, root, tables, catalog, deletes or {})
         self._on_unrepresentable_value = on_unrepresentable_value or {}
         self._deletes = deletes or {}
@@ -399,8 +402,11 @@ class TableCopier:
                 seconds=seconds,
                 **asdict(counts),
             )
+            self._leveled(name, Leveled(time.time(), made.start_lsn, seconds, counts))
             return made
         progress.begin_again()
+        seconds = round(time.monotonic() - began, 3)
+        self._leveled(name, Leveled(time.time(), table.snapshot.lsn, seconds, copied=why))
         log.warning("table is copied instead of being brought level", table=name, reason=why)
         return None
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from spark_consumers.lake.comparison.chunks import Chunks, buckets_of
 from spark_consumers.lake.comparison.lake import Division, keys_of, sums_of
 from spark_consumers.lake.comparison.level import Level, is_too_much, level, twice
+from spark_consumers.lake.comparison.leveled import Counts
 from spark_consumers.lake.comparison.source import Part, SourceRows
 from spark_consumers.lake.comparison.sums import KeyAndDigest, RowDifference, Sums, differing
 from spark_consumers.lake.copy.initial_copy import CopyProgress
@@ -33,18 +34,6 @@ _NARROWED: Final = 500_000
 
 class CopiedInsteadError(Exception):
     """The table has to be copied; the text says why."""
-
-
-@dataclass
-class Counts:
-    """What one table took. `rows`: of the source, compared; `read`: rows whose digests both sides were asked for."""
-
-    chunks: int = 0
-    different_chunks: int = 0
-    rows: int = 0
-    read: int = 0
-    added: int = 0
-    removed: int = 0
 
 
 @dataclass

@@ -30,8 +30,9 @@ from spark_consumers.decode.types import arrow_schema, spark_schema
 from spark_consumers.lake.catalog.table_catalog import TableCatalog
 from spark_consumers.lake.comparison.lake import Division, rows_with
 from spark_consumers.lake.comparison.level import misfit
+from spark_consumers.lake.comparison.leveled import Counts
 from spark_consumers.lake.comparison.source import DigestedPart, Load, Part, SourceRows
-from spark_consumers.lake.copy.compared import Compared, CopiedInsteadError, Counts, Found
+from spark_consumers.lake.copy.compared import Compared, CopiedInsteadError, Found
 from spark_consumers.lake.copy.differing_rows import (
     ReadTask,
     Removals,

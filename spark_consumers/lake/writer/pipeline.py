@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
 from spark_consumers.lake.catalog.open_catalog import for_reading, for_writing
 from spark_consumers.lake.catalog.other_engines import OtherEngines
 from spark_consumers.lake.catalog.whole_epochs import WholeEpochs
+from spark_consumers.lake.comparison.leveled import record_leveled
 from spark_consumers.lake.concurrently import repeated
 from spark_consumers.lake.copy.bootstrap import TableCopier
 from spark_consumers.lake.copy.running import Copies
@@ -601,6 +603,7 @@ class Lakehouse:
             *(self._on_unrepresentable_value, self._deletes, self._layouts),
             mask_key=self._mask_key,
             catalog=for_reading(self._chain),
+            leveled=partial(record_leveled, self._chain),
         )
         pins = Pins(self._chain, self._format)
         tables = TableWork(
