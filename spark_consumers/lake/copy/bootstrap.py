@@ -102,6 +102,9 @@ from walsender_bridge.postgres.table_layout import (
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.sql import load
 
+#: In Spark's errors for data files of the lake that it cannot read.
+_OF_FILES = ("ChecksumException", "Failed to fetch file")
+
 log = logs.logger()
 
 
@@ -390,7 +393,9 @@ class TableCopier:
             why = str(reason)
         except Exception as error:
             known = error if isinstance(error, TusklineError) else _copy_error(name, error)
-            if not isinstance(known, CorruptError | NotSupportedError):
+            # Spark's own classes say nothing of the file that they have met.
+            is_damage = any(word in str(error) for word in _OF_FILES)
+            if not (isinstance(known, CorruptError | NotSupportedError) or is_damage):
                 raise known from error
             why = str(known)
         else:

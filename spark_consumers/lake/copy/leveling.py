@@ -20,6 +20,7 @@ compared again, at another snapshot.
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -47,6 +48,7 @@ from spark_consumers.lake.epoch.removal import run_removal
 from spark_consumers.lake.epoch.stage import Staged
 from spark_consumers.lake.epoch.target import Target, columns_of
 from spark_consumers.lake.epoch.view_sink import sink
+from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.iceberg_read import read_snapshot
 from spark_consumers.lake.format.table_format import FileInfo, TableFormat, TableWrite
 from spark_consumers.lake.index import build as index
@@ -59,7 +61,7 @@ from spark_consumers.snapshot.exported import ExportedSnapshot, PublishedTable
 from spark_consumers.sources.snapshot import SnapshotSource
 from spark_consumers.spark.job_group import described, description
 from spark_consumers.spark.slots import slots
-from walsender_bridge.errors import CorruptError, UnavailableError
+from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
 from walsender_bridge.runtime import fail_point, logs
 
 #: Seconds for which a table may be compared at one snapshot: as long as a copy of it as a whole may read.
@@ -112,6 +114,9 @@ class Leveler:
         work = _Leveling(self, request, progress, check)
         try:
             return work.run(), work.counts
+        except Exception:
+            work.remove_written()
+            raise
         finally:
             remove_tree(place(work.scratch))
 
@@ -140,6 +145,17 @@ class _Leveling:
         self._stage = f"copy-t{request.term}-{uuid.uuid4().hex[:12]}"
         self.scratch = str(self._root / STATE / "staging" / self._stage)
         self.counts = Counts()
+        #: Whether a snapshot may have the new files, which go with it then.
+        self._is_committed = False
+
+    def remove_written(self) -> None:
+        """Remove the new files, if no snapshot has them: as far as that fails, the next takeover does it."""
+        if self._is_committed:
+            return
+        with suppress(OSError, TusklineError):
+            for folder in ("data", "index"):
+                for file in (place(self._path) / folder).glob(f"{self._stage}*"):
+                    checksums.remove(file)
 
     def run(self) -> TableVersion:
         """See `Leveler.level`."""
@@ -333,6 +349,7 @@ class _Leveling:
         )
         fail_point.hit("level-staged")
         self._check()
+        self._is_committed = True
         made = self._format.write(self._path, self._request.term, write).snapshot
         fail_point.hit("level-written")
         assert draft.runs is not None
