@@ -64,8 +64,8 @@ from spark_consumers.spark.slots import slots
 from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
 from walsender_bridge.runtime import fail_point, logs
 
-#: Seconds for which a table may be compared at one snapshot: as long as a copy of it as a whole may read.
-_SECONDS: Final = 7 * 86_400.0
+#: Seconds for which a table may be compared at one snapshot; one for which that is too short is copied.
+_SECONDS: Final = 6 * 3600.0
 #: Digests up to which the server chooses the rows; of more it sends the whole part, and the executors choose.
 _CHOSEN_THERE: Final = 1000
 #: Small files that a table may have before it is written: as many as it has.
