@@ -314,7 +314,7 @@ class _Leveling:
         with self._described("find rows"):
             chosen = rows_with(frame, division, frozenset(gone))
             made = sink(
-                chosen.coalesce(1), task, f"{self.scratch}/{target.scratch_name}-gone.pickle"
+                chosen.repartition(1), task, f"{self.scratch}/{target.scratch_name}-gone.pickle"
             )
         return [each for each in made if each is not None]
 
