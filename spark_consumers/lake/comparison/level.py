@@ -16,6 +16,7 @@ from typing import Final
 
 from spark_consumers.lake.comparison.sums import RowDifference
 from spark_consumers.lake.manifest.table_version import HELD, STALE, TableVersion
+from walsender_bridge.postgres.table_layout import RowRules
 
 #: Rows that are found to differ, up to which a table is never copied for them; and at most: their digests are in the driver's memory.
 FEW: Final = 10_000
@@ -69,6 +70,8 @@ def unfit(table: TableVersion) -> str | None:
         return f"it is {table.state}"
     if table.masks:
         return "some of its columns are masked, so the lake does not have what the source has"
+    if table.rules != RowRules():
+        return "the lake has other rows of it than the source, as the configuration says"
     if table.quarantined_rows or table.quarantine_files:
         return "it has quarantined rows"
     if not table.snapshot_id or not table.layout:
@@ -78,8 +81,8 @@ def unfit(table: TableVersion) -> str | None:
 
 def misfit(before: TableVersion, now: TableVersion) -> str | None:
     """Why the rows of the table as it was `before` cannot be compared with the source's, as a copy of them would be `now`."""
-    if now.masks:
-        return "some of its columns are masked"
+    if now.rules != RowRules():
+        return "the lake is to have other rows of it than the source, as the configuration says"
     if before.layout != now.layout:
         return "its columns have changed"
     if before.key != now.key:
