@@ -28,7 +28,8 @@ class CopyStatus:
 
     `began_at`: seconds since the Unix epoch; 0: the table waits for its turn. `bytes`: of the rows in memory; `pieces`: the
     parts in which the table is read. `waits_for`: the transaction of the source that has to end first, if any. The rates are per
-    second since the copy began.
+    second since the copy began. `levels`: the table is compared with its source and brought level, and not copied: `rows` are those that the
+    source has compared, and of these `changed` are written or removed.
     """
 
     began_at: float
@@ -39,6 +40,8 @@ class CopyStatus:
     rows_per_second: float
     bytes_per_second: float
     waits_for: str = ""
+    levels: bool = False
+    changed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +179,12 @@ def _waits_for(copy: CopyStatus | None) -> str:
     return f"its copy waits for {copy.waits_for}" if copy is not None and copy.waits_for else ""
 
 
-def _resync(name: str, reason: str, head: "Manifest", copy: object) -> str:
-    """How far the copy that will take the table's place is."""
+def _resync(name: str, reason: str, head: "Manifest", copy: CopyStatus | None) -> str:
+    """How far what will take the table's place is: a copy, or the table itself, brought level."""
     if not reason:
         return ""
     if name in head.copies and not head.copies[name].is_partial:
-        return "copied"
+        return "level" if head.copies[name].path == head.tables[name].path else "copied"
+    if copy is not None and copy.levels:
+        return "leveling"
     return "copying" if copy is not None else "waiting"

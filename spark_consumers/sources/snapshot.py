@@ -12,7 +12,7 @@ and stream agree.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import psycopg
@@ -37,7 +37,6 @@ from spark_consumers.decode.unrepresentable import UnrepresentableValueError
 from spark_consumers.snapshot import same_relation
 from spark_consumers.snapshot.driver_copy import DriverCopy
 from spark_consumers.snapshot.exported import (
-    BlockRange,
     PublishedTable,
     ReadColumn,
     exported_by,
@@ -46,7 +45,6 @@ from spark_consumers.snapshot.exported import (
     parts,
     reading,
 )
-from spark_consumers.snapshot.key_ranges import KeyRange
 from spark_consumers.snapshot.plain_copy import PlainCopy
 from spark_consumers.snapshot.same_relation import RelationAnswer, RelationStep
 from spark_consumers.snapshot.watchdog import Watchdog, open_sockets
@@ -87,7 +85,26 @@ _DAYS = (-719162, 2932896)
 _MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
 
 
-Part = BlockRange | KeyRange
+class Part(Protocol):
+    """Rows of one relation: `BlockRange`, `KeyRange`, or some of theirs. Its text says where they are."""
+
+    @property
+    def relation(self) -> tuple[str, str]:
+        """Schema and name."""
+
+    @property
+    def oid(self) -> int:
+        """The relation's."""
+
+    @property
+    def settings(self) -> str:
+        """For the transaction that reads it."""
+
+    @property
+    def bounds(self) -> list[sql.Composed]:
+        """The conditions of its rows."""
+
+
 Session = PlainCopy | DriverCopy
 
 

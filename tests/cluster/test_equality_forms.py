@@ -11,10 +11,10 @@ import pytest
 from psycopg import sql
 
 from spark_consumers.decode.types import column_type
-from spark_consumers.lake.equality.chunks import Chunks
-from spark_consumers.lake.equality.lake import Division
-from spark_consumers.lake.equality.source import Load, SourceRows
-from spark_consumers.lake.equality.sums import KeyAndDigest, differing
+from spark_consumers.lake.comparison.chunks import Chunks
+from spark_consumers.lake.comparison.lake import Division
+from spark_consumers.lake.comparison.source import Load, SourceRows
+from spark_consumers.lake.comparison.sums import KeyAndDigest, differing
 from spark_consumers.snapshot.exported import ExportedSnapshot
 from tests.cluster.test_types import (
     HOSTILE,

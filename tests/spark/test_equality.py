@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
+from spark_consumers.lake.comparison.source import Load
 from spark_consumers.lake.equality import cut, run
 from spark_consumers.lake.equality.record import DIFFERENT, EQUAL, NOT_COMPARED, read_record
 from spark_consumers.lake.equality.run import Watch, begin, verify
-from spark_consumers.lake.equality.source import Load
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.tables.sources import Source
 from spark_consumers.lake.writer import requests

@@ -497,7 +497,7 @@ def test_a_view_that_ends_its_driver_again_and_again_is_left_alone(wide, databas
 
 def test_a_view_that_cannot_be_run_holds_the_round_up_twice(wide, database, monkeypatch):
     """A failure that is not the query's own, as without memory."""
-    sink = view_writer.sink
+    sink = view_sink.sink
 
     def without_memory(frame, task, record):
         if isinstance(task, view_sink.StoreRows):

@@ -34,6 +34,12 @@ def make_databases(server: LocalServer) -> dict[str, dict[str, object]]:
     return {name: {"dsn": server.dsn(name)} for name in TABLES}
 
 
+def begun_again(before: Manifest, after: Manifest) -> set[str]:
+    """The tables that begin at another LSN: they were copied, or brought level there."""
+    lsns = {name: table.start_lsn for name, table in before.tables.items()}
+    return {name for name, table in after.tables.items() if lsns.get(name) != table.start_lsn}
+
+
 def copied(before: Manifest, after: Manifest) -> set[str]:
     """The tables that have another copy."""
     paths = {name: table.path for name, table in before.tables.items()}

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from spark_consumers.decode.types import INT8, TEXT, column_type
-from spark_consumers.lake.equality.chunks import Chunks, buckets_of, ranges_of, sampled
+from spark_consumers.lake.comparison.chunks import Chunks, buckets_of, ranges_of, sampled
+from spark_consumers.lake.comparison.forms import forms, joined
+from spark_consumers.lake.comparison.sums import Sums, added, differing, digests
 from spark_consumers.lake.equality.cut import Cut
-from spark_consumers.lake.equality.forms import forms, joined
 from spark_consumers.lake.equality.record import Difference, EqualityRecord, TableRecord
 from spark_consumers.lake.equality.run import _Comparison, _why_not
-from spark_consumers.lake.equality.sums import Sums, added, differing, digests
 from spark_consumers.lake.manifest.chain import Manifest
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.snapshot.key_ranges import Sample

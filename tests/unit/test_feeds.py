@@ -43,6 +43,9 @@ def decided(before, after, *, followed=None, sources=None, refused=""):
 def test_a_feed_goes_on_where_its_changes_lead_on_and_begins_elsewhere():
     assert decided(feed(), table()) == Append(40)
     assert decided(feed(), table("t2")) == Append(40, is_copied=True)
+    # Brought level: where it was, from another LSN on.
+    assert decided(feed(), replace(table(), start_lsn=90)) == Append(40, is_copied=True)
+    assert decided(replace(feed(), start_lsn=90), replace(table(), start_lsn=90)) == Append(40)
     assert decided(None, table()) == Begin("it is new")
     for state in (PAUSED, STALE, HELD):
         assert decided(feed(), table(state=state)) == Keep()

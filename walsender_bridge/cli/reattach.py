@@ -55,7 +55,7 @@ def reattach(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Restart sources that cannot continue, with new table copies.
+    """Restart sources that cannot continue, and bring their tables level.
 
     Their names stay the same. Use it after a slot or a publication was lost, on another server, after `detach` and `init`,
     or when the log was removed. The log must be running (`tuskline up`). Sources that can continue are left as they are.
@@ -89,7 +89,9 @@ def reattach(
     if not rows:
         output.note("nothing to do: every source can continue")
     elif not dry_run:
-        output.note("the tables of these sources are copied again; `tuskline flush` waits for them")
+        output.note(
+            "the tables of these sources are compared, and get what they lack; `tuskline flush` waits for them"
+        )
 
 
 def _of_capture(settings: "Config", section: "SourceSection", log: "LogClient") -> str | None:

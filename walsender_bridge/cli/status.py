@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Show processes, streams, slots and the newest epoch. Exit code 19: something has a problem."""
-    from walsender_bridge.observability import equality_view
+    from walsender_bridge.observability import equality_view, level_view
     from walsender_bridge.observability.observation import Observer
 
     with Observer(load_config(config)) as observer:
@@ -67,6 +67,9 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
             compared = lake.pop("equality")
             if compared is not None:
                 lake["equality"] = equality_view.line(compared)
+            leveled = lake.pop("leveled")
+            if leveled is not None:
+                lake["leveled"] = level_view.line(leveled)
             del lake["writing"]
             if seen.writing is not None:
                 lake["writing"] = _written(seen.writing, seen.at)
@@ -110,7 +113,12 @@ def _short(quorum: dict[str, Any]) -> dict[str, Any]:
 def summary(seen: "Observation") -> dict[str, Any]:
     """An observation as plain values."""
     from walsender_bridge.cli import safekeeper
-    from walsender_bridge.observability import equality_view, maintenance_view, slots_view
+    from walsender_bridge.observability import (
+        equality_view,
+        level_view,
+        maintenance_view,
+        slots_view,
+    )
 
     lake = seen.lake
     return {
@@ -163,6 +171,7 @@ def summary(seen: "Observation") -> dict[str, Any]:
             "writing": _writing(seen.writing) if seen.writing else None,
             "maintenance": maintenance_view.summary(seen.maintenance),
             "equality": equality_view.summary(seen.equality),
+            "leveled": level_view.summary(seen.leveled),
         },
     }
 

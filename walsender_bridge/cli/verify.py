@@ -77,9 +77,9 @@ def verify(
     """
     settings = load_config(config)
     lake = lake_section(settings)
+    from spark_consumers.lake.comparison.source import Load
     from spark_consumers.lake.equality.run import Watch
     from spark_consumers.lake.equality.run import verify as run
-    from spark_consumers.lake.equality.source import Load
     from spark_consumers.lake.tables.sources import Source
     from walsender_bridge.cli.parts import alone
     from walsender_bridge.observability.verify_bar import verify_bar

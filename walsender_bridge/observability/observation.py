@@ -52,6 +52,7 @@ from walsender_bridge.runtime.sql import load
 from walsender_bridge.runtime.supervisor import GOOD_LIFE, ChildState, read_states
 
 if TYPE_CHECKING:
+    from spark_consumers.lake.comparison.leveled import Leveled
     from spark_consumers.lake.equality.record import EqualityRecord
     from spark_consumers.lake.maintenance.state import Summary
     from spark_consumers.lake.status import CopyStatus, EpochStatus
@@ -218,6 +219,8 @@ class Observation:
     maintenance: "Summary | None" = None
     #: The last result of `tuskline verify`; None if there is none.
     equality: "EqualityRecord | None" = None
+    #: What came of the tables that were to be brought level, by name.
+    leveled: "Mapping[str, Leveled]" = field(default_factory=dict)
 
     @property
     def notes(self) -> list[str]:
@@ -353,8 +356,10 @@ class Observer(Closing):
         copying: Mapping[str, CopyStatus] = {}
         writing: EpochStatus | None = None
         maintenance, equality = None, None
+        leveled: Mapping[str, Leveled] = {}
         if settings.lake is not None and "lake" in settings.parts:
             from spark_consumers.lake import folder
+            from spark_consumers.lake.comparison.leveled import read_leveled
             from spark_consumers.lake.equality.record import read_record
             from spark_consumers.lake.status import copying_now, moved, read_status, writing_now
 
@@ -364,6 +369,7 @@ class Observer(Closing):
                 manifest = chain.head()
                 maintenance = maintenance_view.observe(chain)
                 equality = read_record(chain)
+                leveled = read_leveled(chain)
                 if manifest is not None:
                     now, shown = time.time(), read_status(chain)
                     copying = copying_now(manifest, shown, now)
@@ -399,6 +405,7 @@ class Observer(Closing):
             bridge=bridge,
             maintenance=maintenance,
             equality=equality,
+            leveled=leveled,
         )
 
     def _sources(self, running: Mapping[str, Process]) -> list[SourceView]:

@@ -3,9 +3,9 @@
 First the server's objects are created as by `init`, after dropping the old slot; then one RESTART entry with the new
 slot's position is appended to the log (`change_log.restart`). A crash in between leaves a slot that does not continue the log,
 which `reason` detects; the command is then run again, and only the slot is created twice. Capture streams from the entry on,
-and the lake performs a full resync of this source's tables.
+and the lake brings this source's tables level, or copies them.
 
-A stream that can continue is left as it is, since a new history costs an initial copy of all its tables.
+A stream that can continue is left as it is, since a new history costs a comparison of all its tables.
 """
 
 import time

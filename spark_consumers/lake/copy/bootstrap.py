@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -32,6 +32,8 @@ from pyspark.sql import SparkSession
 from spark_consumers.decode.deletion_marks import of_lake, unkept
 from spark_consumers.decode.masking import NOTHING, Masking, kept, misfit, opened, recorded
 from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_type, text_columns
+from spark_consumers.lake.catalog.table_catalog import TableCatalog
+from spark_consumers.lake.comparison.leveled import Leveled
 from spark_consumers.lake.copy.chunk import (
     SNAPSHOT_SECONDS,
     KnownSamples,
@@ -39,7 +41,9 @@ from spark_consumers.lake.copy.chunk import (
     continued,
     next_chunk,
 )
+from spark_consumers.lake.copy.compared import CopiedInsteadError
 from spark_consumers.lake.copy.initial_copy import CopyProgress, write_source
+from spark_consumers.lake.copy.leveling import Leveler, LevelRequest
 from spark_consumers.lake.epoch.quarantine import (
     QuarantineFile,
     QuarantineOfCopy,
@@ -98,6 +102,9 @@ from walsender_bridge.postgres.table_layout import (
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.sql import load
 
+#: In Spark's errors for data files of the lake that it cannot read.
+_OF_FILES = ("ChecksumException", "Failed to fetch file")
+
 log = logs.logger()
 
 
@@ -107,7 +114,8 @@ class CopyRequest:
 
     `cut`: where its stream was committed to before the snapshot. `rate`: bytes a second, of what one copy writes.
     `partials`: what there is of copies that are to be continued. `chunk_bytes`: of a chunk (`copy.chunk`), whose
-    `samples` all chunks of the request share.
+    `samples` all chunks of the request share. `levels`: the tables, by `stream.schema.table`, whose rows in the lake are to be brought level
+    instead, where that is possible (`leveling`).
     """
 
     source: Source
@@ -118,6 +126,7 @@ class CopyRequest:
     partials: Mapping[str, TableVersion] = field(default_factory=dict)
     chunk_bytes: int = CHUNK_BYTES
     samples: KnownSamples = field(default_factory=KnownSamples, compare=False, repr=False)
+    levels: Mapping[str, TableVersion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,7 +173,7 @@ class TableCopier:
     """Copies tables into the lake at `root`, an absolute path.
 
     `on_unrepresentable_value`: see `quarantine.quarantines`; `deletes`: see `policy`; `layouts`: see `table_layout`; `mask_key`: by
-    which columns are hashed.
+    which columns are hashed; `catalog`: as for `leveling.Leveler`; `leveled` is called with what came of a table that was to be brought level.
     """
 
     def __init__(
@@ -176,10 +185,14 @@ class TableCopier:
         deletes: Mapping[str, str] | None = None,
         layouts: Sequence[LayoutRule] = (),
         mask_key: bytes = b"",
+        catalog: TableCatalog | None = None,
+        leveled: Callable[[str, Leveled], None] = lambda *_: None,
     ) -> None:
         self._spark = spark
         self._root = root
         self._format = tables
+        self._leveled = leveled
+        self._leveler = Leveler(spark, root, tables, catalog, deletes or {})
         self._on_unrepresentable_value = on_unrepresentable_value or {}
         self._deletes = deletes or {}
         self._rules = layouts
@@ -322,8 +335,12 @@ class TableCopier:
                 if isinstance(again, str):
                     return StartOver(again)
                 partial = again
-            if progress.is_unwanted:
-                raise UnavailableError("the copy was stopped", where=table.name)
+        self._check_wanted(table.name, progress)
+        if partial is None and table.name in table.request.levels:
+            made = self._level(table, table.request.levels[table.name], begun, progress)
+            if made is not None:
+                return made
+        with reading(snapshot.dsn, snapshot.snapshot) as connection:
             chunk = next_chunk(
                 connection,
                 table.kept,
@@ -344,6 +361,59 @@ class TableCopier:
         except Exception:
             self.remove(begun.path)
             raise
+
+    def _check_wanted(self, name: str, progress: CopyProgress) -> None:
+        if progress.is_unwanted or self.stop.is_set():
+            raise UnavailableError(
+                "the copy was stopped",
+                where=name,
+                repair="no action is needed: it restarts with the lake job",
+            )
+
+    def _level(
+        self, table: _Table, before: TableVersion, now: TableVersion, progress: CopyProgress
+    ) -> TableVersion | None:
+        """The table as it is in the lake, brought level; None if it has to be copied."""
+        began, name = time.monotonic(), table.name
+        progress.levels = True
+        request = LevelRequest(
+            name,
+            before,
+            now,
+            table.published,
+            table.snapshot,
+            table.request.source.publication,
+            table.request.term,
+        )
+        try:
+            made, counts = self._leveler.level(
+                request, progress, lambda: self._check_wanted(name, progress)
+            )
+        except CopiedInsteadError as reason:
+            why = str(reason)
+        except Exception as error:
+            known = error if isinstance(error, TusklineError) else _copy_error(name, error)
+            # Spark's own classes say nothing of the file that they have met.
+            is_damage = any(word in str(error) for word in _OF_FILES)
+            if not (isinstance(known, CorruptError | NotSupportedError) or is_damage):
+                raise known from error
+            why = str(known)
+        else:
+            seconds = round(time.monotonic() - began, 3)
+            log.info(
+                "table brought level",
+                table=name,
+                lsn=made.start_lsn,
+                seconds=seconds,
+                **asdict(counts),
+            )
+            self._leveled(name, Leveled(time.time(), made.start_lsn, seconds, counts))
+            return made
+        progress.begin_again()
+        seconds = round(time.monotonic() - began, 3)
+        self._leveled(name, Leveled(time.time(), table.snapshot.lsn, seconds, copied=why))
+        log.warning("table is copied instead of being brought level", table=name, reason=why)
+        return None
 
     def _continued(
         self,

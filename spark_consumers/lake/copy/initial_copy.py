@@ -29,7 +29,8 @@ class CopyProgress:
 
     `bytes` are those of the rows in memory, `pieces` the parts in which the table is read; times are seconds
     since the Unix epoch. A table that waits for its turn has begun at 0. `waits_for`: the transaction that has to end first, and
-    how; empty otherwise.
+    how; empty otherwise. `levels`: the table is brought level (`leveling`), so the rows are those that the source has compared, and the pieces
+    its queries; of the rows, `changed` are written or removed.
     """
 
     began_at: float = 0.0
@@ -38,6 +39,8 @@ class CopyProgress:
     pieces: int = 0
     pieces_done: int = 0
     waits_for: str = ""
+    levels: bool = False
+    changed: int = 0
     #: Set when the table is not to be copied any more.
     is_unwanted: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -46,6 +49,12 @@ class CopyProgress:
         """The copy begins, or its next chunk does."""
         self.began_at = self.began_at or time.time()
         self.pieces += pieces
+
+    def begin_again(self) -> None:
+        """The table is copied instead of being brought level."""
+        with self._lock:
+            self.levels = False
+            self.rows = self.bytes = self.pieces = self.pieces_done = self.changed = 0
 
     def add(self, rows: int, size: int) -> None:
         """A piece is done."""
@@ -66,6 +75,8 @@ class CopyProgress:
             rows_per_second=round(self.rows / seconds, 1) if seconds else 0.0,
             bytes_per_second=round(self.bytes / seconds, 1) if seconds else 0.0,
             waits_for=self.waits_for,
+            levels=self.levels,
+            changed=self.changed,
         )
 
 

@@ -6,7 +6,7 @@ ever named it.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -51,12 +51,15 @@ class Copies:
         self._unwanted: set[str] = set()
         #: By name: the folder of a copy that ended to be wanted with its first chunk, so that no link has named it.
         self._unnamed: dict[str, str] = {}
+        #: By name: the folder of a table that is brought level, and is in the lake already.
+        self._leveled: dict[str, str] = {}
 
     def start(self, request: CopyRequest) -> None:
         """Copy these tables, none of which is being copied."""
         names = {f"{request.source.stream}.{relation}" for relation in request.tables}
         assert not names & set(self._progress)
         self._progress |= {name: CopyProgress() for name in names}
+        self._leveled |= {name: request.levels[name].path for name in names & set(request.levels)}
         self._pool.submit(self._run, request, names)
 
     def _run(self, request: CopyRequest, names: set[str]) -> None:
@@ -100,8 +103,10 @@ class Copies:
             yield name, result
 
     def discard(self, result: Result) -> None:
-        """Remove a copy that no link names. One of chunks may be named by earlier links, and goes with them."""
-        if isinstance(result, TableVersion) and not result.chunks:
+        """Remove a copy that no link names. One of chunks may be named by earlier links, and goes with them; so is one that was brought level."""
+        if isinstance(result, TableVersion) and not (
+            result.chunks or result.path in self._leveled.values()
+        ):
             self._copier.remove(result.path)
 
     def drop(self, name: str) -> None:
@@ -109,6 +114,10 @@ class Copies:
         if name in self._progress:
             self._unwanted.add(name)
             self._progress[name].is_unwanted = True
+
+    def leveled(self, names: Collection[str]) -> set[str]:
+        """The folders of those of these tables that are, or were last, brought level."""
+        return {self._leveled[name] for name in names if name in self._leveled}
 
     @property
     def running(self) -> set[str]:

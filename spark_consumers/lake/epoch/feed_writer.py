@@ -220,7 +220,7 @@ class FeedWriter:
             masks=after.masks,
             schema_hash=schema_hash(work.columns, ()),
         )
-        return FeedVersion(work.table, after.path, described)
+        return FeedVersion(work.table, after.path, described, start_lsn=after.start_lsn)
 
     def _begin(
         self,

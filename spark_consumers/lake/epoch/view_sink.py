@@ -1,4 +1,4 @@
-"""`format("tuskline-view")`: writes the rows of a query on the executors, as the data files of a view's table. Not for users.
+"""`format("tuskline-view")`: gives the rows of a query to tasks on the executors, which write files of them. Not for users.
 
 A data source, since that is how Spark gives a query's rows to Python with Arrow, and without pandas. What the tasks have made goes into
 a file of the scratch folder, by Spark's commit: so only what a successful attempt of each task has written counts.
@@ -128,7 +128,12 @@ def _columns(parts: Sequence[pa.Table], schema: pa.Schema) -> list[pa.Array]:
 
 def sink(frame: "DataFrame", task: SinkTask, record: str) -> list[Any]:
     """Give the rows of `frame` to the executors; what they have made. `record`: a scratch file for it."""
-    frame.sparkSession.dataSource.register(ViewSink)
+    session: Any = frame.sparkSession
+    session.dataSource.register(ViewSink)
+    # Spark looks a data source up in the session that is active in this thread, which may be another one.
+    jvm = session._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
+    sessions = session._get_j_spark_session_class(jvm)  # noqa: SLF001  # as above
+    sessions.setActiveSession(session._jsparkSession)  # noqa: SLF001  # as above
     content = pickle.dumps((carried(_run), carried(_commit), task, record), pickle.HIGHEST_PROTOCOL)
     encoded = base64.b64encode(content).decode()
     frame.write.format(_NAME).option(_TASK, encoded).mode("append").save()

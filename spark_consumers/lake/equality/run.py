@@ -10,9 +10,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from spark_consumers.decode.deletion_marks import DELETED_AT
-from spark_consumers.lake.equality.chunks import Chunks, sampled
+from spark_consumers.lake.comparison.chunks import Chunks, sampled
+from spark_consumers.lake.comparison.lake import Division, keys_of, sums_of, values_of
+from spark_consumers.lake.comparison.source import Load, OutOfTimeError, Part, SourceRows
+from spark_consumers.lake.comparison.sums import (
+    CHANGED,
+    KeyAndDigest,
+    RowDifference,
+    Sums,
+    added,
+    differing,
+)
 from spark_consumers.lake.equality.cut import Cut, cut_of
-from spark_consumers.lake.equality.lake import Division, keys_of, sums_of, values_of
 from spark_consumers.lake.equality.record import (
     CHUNK,
     DIFFERENT,
@@ -23,15 +32,6 @@ from spark_consumers.lake.equality.record import (
     EqualityRecord,
     TableRecord,
     write_record,
-)
-from spark_consumers.lake.equality.source import Load, OutOfTimeError, Part, SourceRows
-from spark_consumers.lake.equality.sums import (
-    CHANGED,
-    KeyAndDigest,
-    RowDifference,
-    Sums,
-    added,
-    differing,
 )
 from spark_consumers.lake.manifest.chain import Chain, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import LIVE, RESUMING, TableVersion

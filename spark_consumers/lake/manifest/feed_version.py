@@ -15,7 +15,7 @@ from spark_consumers.lake.manifest.table_version import LIVE, STALE, TableVersio
 class FeedVersion:
     """The feed of one table of an epoch.
 
-    `of`: the table, `stream.schema.table`, and `path` where that was. `table`: the feed's own rows; None: it could not be made, for the
+    `of`: the table, `stream.schema.table`, `path` where that was, and `start_lsn` from where on it had followed. `table`: the feed's own rows; None: it could not be made, for the
     `reason`. Its `layout`, `text_columns` and `masks` are those of the table's columns in it.
     """
 
@@ -23,6 +23,7 @@ class FeedVersion:
     path: str = ""
     table: TableVersion | None = None
     reason: str = ""
+    start_lsn: int = 0
 
     def shown(self, of: TableVersion | None) -> TableVersion | None:
         """The feed as readers see it: where its table, `of`, does not follow, it has the changes up to the same epoch."""

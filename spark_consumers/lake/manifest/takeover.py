@@ -406,7 +406,10 @@ def take_over(
         if not retries(head.term, newest):
             raise overtaken(newest)
     damaged = {}
-    for number, table in enumerate(head.written):
+    # One that was brought level is in the folder of the table that it is to replace, which readers see: that one comes first.
+    tables = {table.path: table for table in reversed([*head.written])}
+    written = [table for table in head.written if tables[table.path] is table]
+    for number, table in enumerate(written):
         later = number >= AT_ONCE
         damage = yield TakeTable(table.path, table.snapshot_id, head.term, head.epoch, later)
         if damage is not None:

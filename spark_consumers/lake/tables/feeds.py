@@ -3,7 +3,7 @@
 **Safety.** Between two epochs at which a feed is `live` and has no row `begin`, its rows of the later one lead from the table's rows of the
 earlier one to those of the later one. By induction over the epochs between: the changes that are appended are those that the
 epoch reads for the table (`Append`). These begin where the table's rows end, whether it has followed, or was paused and resumed; and each change
-before `after` is in the feed already. A table that was copied again has other rows than its changes lead to, and a feed that begins has none of what was
+before `after` is in the feed already. A table that was copied again, or brought level, has other rows than its changes lead to, and a feed that begins has none of what was
 before: both append `begin`, behind all changes of the epoch, so from there on it holds again. A feed's columns are always those
 of its table: both get the same ones in the same epoch (`Append.sources`), or the feed begins in a new Iceberg table.
 """
@@ -72,7 +72,8 @@ def decide(
     if done is None:
         # Whoever has taken the lake over meanwhile has not taken over the feed of a table that has left.
         return Begin("its table had left")
-    is_copied = feed.path != after.path
+    # A table that was brought level is where it was, and begins at another LSN, as a copy does.
+    is_copied = (feed.path, feed.start_lsn) != (after.path, after.start_lsn)
     if feed.table.state != LIVE:
         # With the table's copy; until then someone may look at why it has stopped.
         return Begin("it was stale") if is_copied else Stop(feed.reason)

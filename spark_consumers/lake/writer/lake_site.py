@@ -6,6 +6,7 @@ from typing import Any
 from spark_consumers.lake.catalog import links as table_links
 from spark_consumers.lake.compaction.offer import OFFERS, PREFIX
 from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.chain import Chain, Manifest
@@ -162,9 +163,13 @@ class LakeSite:
             checksums.remove(path)
 
     def remove_staging(self, term: int) -> None:
-        """Remove what failed rounds of this term, which writes now, have left: its store did not answer, or a task wrote later."""
+        """Remove what failed rounds of this term, which writes now, have left: its store did not answer, or a task wrote later.
+
+        What else is there belongs to tables that are brought level beside the rounds, and goes with them.
+        """
         for path in self._chain.staging.glob("*"):
-            if takeover.term_of(path.name) <= term:
+            stage = Stage.of(path.name)
+            if stage is not None and stage.term <= term:
                 remove_tree(path)
 
     def remove_table(self, name: str) -> bool:

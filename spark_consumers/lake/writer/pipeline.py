@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.decode.masking import recorded
 from spark_consumers.lake.catalog.folder_catalog import FolderCatalog
-from spark_consumers.lake.catalog.open_catalog import for_writing
+from spark_consumers.lake.catalog.open_catalog import for_reading, for_writing
 from spark_consumers.lake.catalog.other_engines import OtherEngines
 from spark_consumers.lake.catalog.whole_epochs import WholeEpochs
+from spark_consumers.lake.comparison.leveled import record_leveled
 from spark_consumers.lake.concurrently import repeated
 from spark_consumers.lake.copy.bootstrap import TableCopier
 from spark_consumers.lake.copy.running import Copies
@@ -438,7 +440,8 @@ class Lakehouse:
 
     def _expire(self, writer: _Writer) -> None:
         maintained = writer.compactions.is_maintained()
-        writer.kept.expire(writer.head, self._retention, others=not maintained)
+        leveling = writer.tables.leveling
+        writer.kept.expire(writer.head, self._retention, others=not maintained, busy=leveling)
         writer.compactions.sweep(writer.head, writer.tables.of_maintainers(COMPACT))
 
     def _adopt(self, writer: _Writer, head: Manifest) -> None:
@@ -599,6 +602,8 @@ class Lakehouse:
             *(self._spark, self._chain.root, self._format),
             *(self._on_unrepresentable_value, self._deletes, self._layouts),
             mask_key=self._mask_key,
+            catalog=for_reading(self._chain),
+            leveled=partial(record_leveled, self._chain),
         )
         pins = Pins(self._chain, self._format)
         tables = TableWork(

@@ -113,11 +113,18 @@ class Retention:
         """Whether all of these tables that are there have had their turn since they were named, whatever came of it."""
         return self._named.isdisjoint(paths)
 
-    def expire(self, head: Manifest, seconds: float, *, others: bool = True) -> None:
+    def expire(
+        self,
+        head: Manifest,
+        seconds: float,
+        *,
+        others: bool = True,
+        busy: Collection[str] = (),
+    ) -> None:
         """Remove epochs past a retention of so many seconds, then what only they needed. `head` is ours.
 
         `others`: look at tables that did not change as well, some each time; a maintainer spares that, as it names those that
-        are worth it (`mark`).
+        are worth it (`mark`). `busy`: tables, by path, of which something is written that no link names yet.
 
         Raises `FencedError`. What no link and no pin has is never pinned again, for a pin is made of one of these. So the oldest
         link is read first, and then whether a newer writer has come: one that comes after that can pin nothing that is
@@ -139,7 +146,7 @@ class Retention:
             raise takeover.overtaken(newest.term)
         files = 0
         # The copy itself writes into a table of which chunks are still to come: the newest is in no link yet.
-        copying = {table.path for table in head.copies.values() if table.is_partial}
+        copying = {table.path for table in head.copies.values() if table.is_partial} | {*busy}
         current = {table.path for table in head.versions} - copying
         for name, uses in list(self._last_use.items()):
             kept = pinned.get(name, set())

@@ -6,11 +6,12 @@ passes them the publications, the log and the copies.
 """
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from spark_consumers.decode.deletion_marks import unkept
+from spark_consumers.lake.comparison.level import unfit
 from spark_consumers.lake.copy.bootstrap import CopyRequest, StartOver
 from spark_consumers.lake.copy.running import Copies, NotBegun, Result
 from spark_consumers.lake.epoch import quarantined_rows, rolled_back
@@ -57,6 +58,10 @@ from walsender_bridge.runtime.steady_clock import SteadyClock
 _AFTER_FAILURE = 30.0
 #: After which a copy is tried again that could not begin, in seconds.
 _NOT_BEGUN = 2.0
+#: Why a table is copied that lacks nothing but changes: most of its rows may be the source's.
+_LEVELED = frozenset({rolled_back.REATTACHED, adopt.REASON})
+#: How often that is tried before the table is copied instead.
+_LEVEL_ATTEMPTS = 2
 #: How often the status is written while something is copied, in seconds.
 _STATUS = 1.0
 
@@ -96,6 +101,8 @@ class TableWork:
         #: By stream: the tables in its publication, `stream.schema.table`, when it was last seen.
         self._published: dict[str, set[str]] = {}
         self._copy_after: dict[str, float] = {}
+        #: How often a copy of a table has failed, or it could not be brought level.
+        self._not_level: Counter[str] = Counter()
         self._seen_shapes: noticed.Seen = {}
         #: Changes of columns that the catalog has shown, and that are to come in the log.
         self._expected = expected.Expected()
@@ -279,9 +286,31 @@ class TableWork:
                 self._policy.copy_rate,
                 {name: head.copies[name] for name in wanted if name in head.copies},
                 self._policy.copy_chunk_bytes,
+                levels=self._levels(head, wanted),
             )
             log.info("copying", stream=stream, tables=sorted(wanted), offset=cut.end_offset)
             self._copies.start(request)
+
+    def _levels(self, head: Manifest, wanted: Collection[str]) -> dict[str, TableVersion]:
+        """The tables that are to be brought level instead of being copied: nothing but changes is missing in them."""
+        found = {}
+        for name in wanted:
+            table = head.tables.get(name)
+            if table is None or table.resync not in _LEVELED or name in head.copies:
+                continue
+            why = unfit(table)
+            if why is None and self._not_level[name] >= _LEVEL_ATTEMPTS:
+                why = "it could not be brought level"
+            if why is None:
+                found[name] = table
+            else:
+                log.info("table cannot be brought level", table=name, reason=why)
+        return found
+
+    @property
+    def leveling(self) -> set[str]:
+        """The folders of tables that are brought level now, or have been and are in no link as such yet."""
+        return self._copies.leveled({*self._copies.running, *self._arrived})
 
     def drop_copies(self, streams: Collection[str]) -> None:
         """Discard copies of these streams that run, or are complete and in no link."""
@@ -566,6 +595,7 @@ class TableWork:
                 again_in_seconds=_AFTER_FAILURE,
             )
             self._copy_after[name] = time.monotonic() + _AFTER_FAILURE
+            self._not_level[name] += 1
             return replace(head, not_copied={**not_copied, name: str(result)})
         if not states.wanted_copies(head, {name}):
             # Paused since the copy began; or this is in the chain already.

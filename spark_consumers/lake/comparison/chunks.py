@@ -10,6 +10,7 @@ compared at one cut, and the snapshot is needed for as long as that takes.
 """
 
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +21,7 @@ from psycopg import sql
 
 from spark_consumers.decode.spans import Int64s
 from spark_consumers.lake.tables.chunks import numbers_of
-from spark_consumers.snapshot.key_ranges import KeyRange, Sample
+from spark_consumers.snapshot.key_ranges import KeyRange, Sample, ordinal_of
 
 #: Buckets of a table at most: what is known of a digest's first two bytes.
 MOST_BUCKETS: Final = 2**16
@@ -68,6 +69,10 @@ class Chunks:
     def of_keys(self, keys: pa.Array) -> Int64s:
         """The range of each key, of the first column of the key."""
         return np.searchsorted(np.array(self.bounds, np.int64), numbers_of(keys), side="right")
+
+    def of_form(self, form: str) -> int:
+        """The range of a key, by the form of its first column."""
+        return bisect_right(self.bounds, ordinal_of(form) if self.is_uuid else int(form))
 
     def of_digests(self, digested: bytes) -> Int64s:
         """The bucket of each row, from the digests that divide the table."""

@@ -14,9 +14,9 @@ import psycopg
 from psycopg import sql
 
 from spark_consumers.decode.types import UUID
-from spark_consumers.lake.equality.chunks import Chunks, buckets_of, ranges_of
-from spark_consumers.lake.equality.forms import sql_form, sql_held, sql_joined, sql_text
-from spark_consumers.lake.equality.sums import KeyAndDigest, Sums
+from spark_consumers.lake.comparison.chunks import Chunks, buckets_of, ranges_of
+from spark_consumers.lake.comparison.forms import sql_form, sql_held, sql_joined, sql_text
+from spark_consumers.lake.comparison.sums import KeyAndDigest, Sums
 from spark_consumers.lake.tables.chunks import CHUNKED_BY
 from spark_consumers.snapshot import same_relation
 from spark_consumers.snapshot.exported import (
@@ -219,6 +219,45 @@ class SourceRows(Closing):
         return OutOfTimeError(
             f"the snapshot has been held for {self._load.seconds:.0f} s", where=self._where
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DigestedPart:
+    """Those rows of a part that have one of some digests, for a reader of parts (`sources.snapshot`). `condition`: what says so."""
+
+    part: Part
+    condition: sql.Composed
+
+    @classmethod
+    def of(cls, table: PublishedTable, part: Part, wanted: Collection[bytes]) -> "DigestedPart":
+        """Those with the `wanted` digests."""
+        row = sql_joined([sql_form(read) for read in table.read_columns])
+        names = "{" + ",".join(sorted(digest.hex() for digest in wanted)) + "}"
+        condition = sql.SQL(load("equality/has_digest")).format(row=row, wanted=sql.Literal(names))
+        return cls(part, condition)
+
+    @property
+    def relation(self) -> tuple[str, str]:
+        """See `BlockRange`."""
+        return self.part.relation
+
+    @property
+    def oid(self) -> int:
+        """See `BlockRange`."""
+        return self.part.oid
+
+    @property
+    def settings(self) -> str:
+        """See `BlockRange`."""
+        return self.part.settings
+
+    @property
+    def bounds(self) -> list[sql.Composed]:
+        """See `BlockRange`."""
+        return [*self.part.bounds, self.condition]
+
+    def __str__(self) -> str:
+        return str(self.part)
 
 
 def _digests(

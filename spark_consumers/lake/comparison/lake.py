@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from spark_consumers.decode.spans import Int64s, of_numbers
 from spark_consumers.decode.types import ColumnType, column_type
-from spark_consumers.lake.equality.chunks import Chunks
-from spark_consumers.lake.equality.forms import forms, joined
-from spark_consumers.lake.equality.sums import DIGEST, KeyAndDigest, Sums, digests, halves
+from spark_consumers.lake.comparison.chunks import Chunks
+from spark_consumers.lake.comparison.forms import forms, joined
+from spark_consumers.lake.comparison.sums import DIGEST, KeyAndDigest, Sums, digests, halves, split
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.snapshot.key_ranges import least_uuid
 
@@ -29,6 +29,9 @@ _CONDITIONS: Final = 50
 _SUMS: Final = "chunk long, first long, second long"
 _KEYS: Final = "chunk long, key array<string>, digest binary"
 _VALUES: Final = "digest binary, forms array<string>, texts array<string>"
+_MARKS: Final = "digest binary, is_wanted boolean"
+#: The name of the column behind a table's own that has the digest of each row.
+DIGESTS: Final = "_tuskline_digest"
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,24 @@ def values_of(
     return {bytes(digest): (list(ours), list(texts)) for digest, ours, texts in found}
 
 
+def rows_with(frame: "DataFrame", division: Division, wanted: frozenset[bytes]) -> "DataFrame":
+    """The rows with these digests, of the wanted chunks, and behind their columns `DIGESTS`."""
+    from pyspark.sql import functions as f
+
+    chosen = _chosen(frame, division)
+    made = _made(chosen, _Marks(division, wanted), _MARKS)
+    names = [f.col(_quoted(name)) for name in frame.columns]
+    marked = chosen.select(*names, made).filter("made.is_wanted")
+    return marked.select(*names, f.col("made.digest").alias(DIGESTS))
+
+
 def _digested(frame: "DataFrame", task: "_Task", kind: str) -> "DataFrame":
     """What the task makes of each row."""
+    return frame.select(_made(frame, task, kind)).select("made.*")
+
+
+def _made(frame: "DataFrame", task: "_Task", kind: str) -> "Column":
+    """The column `made`: what the task makes of each row."""
     from pyspark.sql import functions as f
     from pyspark.sql.pandas.functions import arrow_udf
 
@@ -134,7 +153,8 @@ def _digested(frame: "DataFrame", task: "_Task", kind: str) -> "DataFrame":
 
     made = arrow_udf(run, kind)  # type: ignore[call-overload]  # PySpark's stubs want the kind, and warn of it when it is given
     columns = (f.col(_quoted(name)).alias(f"c{i}") for i, name in enumerate(frame.columns))
-    return frame.select(made(f.struct(*columns)).alias("made")).select("made.*")
+    found: Column = made(f.struct(*columns)).alias("made")
+    return found
 
 
 def _quoted(name: str) -> str:
@@ -221,6 +241,20 @@ class _Values:
             _lists(texts, len(rows)),
         ]
         return pa.StructArray.from_arrays(columns, ["digest", "forms", "texts"])
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """A task: the digest of each row, and whether it is among those wanted."""
+
+    division: Division
+    wanted: frozenset[bytes]
+
+    def __call__(self, rows: pa.StructArray) -> pa.StructArray:
+        found = self.division.digested(rows.flatten())
+        digests = found.digests()
+        marks = pa.array([each in self.wanted for each in split(found.rows)], pa.bool_())
+        return pa.StructArray.from_arrays([digests, marks], ["digest", "is_wanted"])
 
 
 def _texts(column: pa.Array) -> pa.Array:

@@ -59,6 +59,11 @@ def digests(texts: pa.Array) -> bytes:
     return b"".join([sha(view[a:b]).digest()[:DIGEST] for a, b in pairwise(ends)])
 
 
+def split(digested: bytes) -> list[bytes]:
+    """Digests that are end to end, one by one."""
+    return [digested[at : at + DIGEST] for at in range(0, len(digested), DIGEST)]
+
+
 def halves(digested: bytes) -> Int64s:
     """The halves of digests as numbers; shape: (rows, 2)."""
     return np.frombuffer(digested, ">i8").reshape(-1, 2).astype(np.int64)
