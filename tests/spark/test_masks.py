@@ -11,13 +11,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from psycopg import sql
 
 from spark_consumers import read
 from spark_consumers.lake.epoch import plan
 from spark_consumers.lake.epoch.quarantined_rows import rows_of
 from spark_consumers.lake.manifest.table_version import STALE
 from spark_consumers.lake.views.definition import ViewDefinition
-from tests.support.capture_stack import STREAM
+from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.feed_check import changes_of
 from tests.support.lake_pipeline import Pipeline
 from tests.support.pinned import connect_pinned
@@ -26,6 +27,7 @@ from walsender_bridge.errors import ConfigError, LakeError
 from walsender_bridge.postgres.column_masks import parse_masks
 from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Pattern
+from walsender_bridge.runtime.sql import load
 
 KEY = b"0123456789abcdef0123456789abcdef"
 #: Whatever is to be masked has this in it, or the number.
@@ -325,6 +327,21 @@ def test_masks_that_a_table_cannot_have_copy_nothing(spark, tmp_path, database, 
         }.items():
             assert f"it is not copied unmasked: {reason}" in reasons[f"{STREAM}.public.{name}"]
         assert not [*pipeline.lake.rglob("*.parquet")]
+
+
+def test_14_the_recorded_default_of_a_masked_column_is_masked(masked, database):
+    """The server records it; the table is copied, with its masks."""
+    database.execute(load("ddl/install"))
+    publish = sql.SQL(load("ddl/publish")).format(publication=sql.Identifier(PUBLICATION))
+    database.execute(publish.as_string(None))
+    masked.flush()
+    database.execute(
+        "ALTER TABLE people DROP email",
+        f"ALTER TABLE people ADD email text DEFAULT '{SECRET}given'",
+    )
+    masked.flush()
+    assert_masked(masked, masked.flush())
+    assert_nothing_leaked(masked.lake, sha256(f"{SECRET}given".encode()).hexdigest())
 
 
 def test_a_masked_column_with_another_name_stops_its_table(masked, database):

@@ -10,8 +10,13 @@ from psycopg import sql
 from spark_consumers import read
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.writer import requests
+from tests.cluster.test_types import SETUP, TEXTUAL, TYPED
 from tests.support.capture_stack import PUBLICATION, STREAM
+from tests.support.engines import assert_read_by_engines
 from tests.support.lake_check import assert_equal, assert_no_orphans
+from tests.support.pinned import connect_pinned
+from tests.support.waiting import wait_for
 from walsender_bridge.runtime import fail_point
 from walsender_bridge.runtime.sql import load
 
@@ -136,6 +141,128 @@ def test_14_wider_types_copy_nothing(recorded, database):
     assert_equal(database.dsn, recorded.flush())
     assert any("another type" in reason for reason in reasons_since(recorded, link))
     assert paths(recorded)[DOCS] != before[DOCS]
+
+
+#: A type whose values PostgreSQL delimits by semicolons, and domains.
+NOT_KEPT = {
+    "box",
+    *(
+        "positive",
+        "small",
+        "code",
+        "codes",
+        "price",
+        "address",
+        "feeling",
+        "feelings",
+        "couple",
+        "span",
+    ),
+}
+
+
+def literals():
+    """A default of each type that can have one in the table's schema."""
+    found = {k: v[-1] for k, v in {**TYPED, **TEXTUAL}.items() if k not in NOT_KEPT}
+    plain = {k: v for k, v in found.items() if not k.endswith("[]") or k in TEXTUAL}
+    return {**plain, "numeric": "1" * 500, "numeric(39,2)": "-0.10"}
+
+
+def test_14_defaults_of_new_columns_copy_nothing_and_every_engine_reads_them(
+    recorded, database, monkeypatch
+):
+    monkeypatch.setattr(epoch_module, "_COMPACT_FILES", 2)
+    with connect_pinned(database.dsn) as connection:
+        for statement in SETUP:
+            connection.execute(statement)
+    before, old = paths(recorded), recorded.flush()
+    added = [
+        f"ADD c{number} {kind} NOT NULL DEFAULT {quoted(value)}"
+        for number, (kind, value) in enumerate(literals().items())
+    ]
+    database.execute(
+        # Rows that are older, that came before the command in its transaction, and that bring the column along.
+        "BEGIN; INSERT INTO docs VALUES (50, 'h', 'b', 1, 2); UPDATE docs SET title = 'early' WHERE id = 3;"
+        f" ALTER TABLE docs {', '.join(added)}; UPDATE docs SET title = 'late' WHERE id = 4;"
+        " INSERT INTO docs (id, c1) VALUES (51, 77); ALTER TABLE docs ALTER c1 SET DEFAULT 5; INSERT INTO docs (id) VALUES (52); COMMIT",
+        "BEGIN; DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag); ALTER TABLE bag ADD at timestamptz DEFAULT now(), ADD r real DEFAULT 0.1;"
+        " DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag); INSERT INTO bag (a) VALUES (4); COMMIT",
+        "ALTER TABLE pairs ADD note varchar(9) DEFAULT 'none'",
+    )
+    changed = recorded.flush()
+    assert paths(recorded) == before
+    assert_read_by_engines(database.dsn, recorded.lake, changed)
+    assert "c1" not in read(recorded.spark, recorded.lake, epoch=old.epoch)["docs"].columns
+    # The column's field keeps its value under another name and by a wider type.
+    database.execute("ALTER TABLE bag ALTER r TYPE float8", "ALTER TABLE pairs RENAME note TO said")
+    for turn in range(4):
+        assert_read_by_engines(database.dsn, recorded.lake, recorded.flush(), {})
+        database.execute(
+            f"UPDATE docs SET title = 'kept {turn}' WHERE id IN (5, {turn + 5})",
+            "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag)",
+            f"INSERT INTO bag (a) VALUES ({turn})",
+        )
+    changed = recorded.flush()
+    assert list(recorded.lake.glob("tables/*/*/*/data/*-rewritten-*"))
+    assert paths(recorded) == before
+    assert_read_by_engines(database.dsn, recorded.lake, changed)
+    for condition in ("said = 'none'", "said IS NULL", "said IS NOT NULL", "said > 'a'"):
+        assert changed["pairs"].where(condition).count() == counted(database, "pairs", condition)
+    assert_no_orphans(recorded.spark, recorded.lake)
+
+
+def quoted(text):
+    return sql.Literal(text).as_string(None)
+
+
+def request_resync(pipeline, table):
+    requests.ask(open_chain(pipeline.lake), "resync", [f"{STREAM}.public.{table}"])
+    path = paths(pipeline)
+    wait_for(lambda: pipeline.house.run_once() or paths(pipeline) != path, 60, "copied again")
+
+
+def counted(database, table, condition):
+    with database.connect() as connection:
+        query = f"SELECT count(*) FROM {table} WHERE {condition}"
+        return connection.execute(query.encode()).fetchone()[0]
+
+
+def test_14_an_attempt_that_was_not_published_leaves_no_other_default(
+    recorded, database, monkeypatch
+):
+    before = paths(recorded)
+    database.execute("ALTER TABLE docs ADD c int DEFAULT 7")
+
+    def dies(name):
+        if name == "before-manifest":
+            raise RuntimeError("dies")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fail_point, "hit", dies)
+        with pytest.raises(RuntimeError, match="dies"):
+            recorded.flush()
+    recorded.house.close()
+    recorded.house = recorded.lakehouse()
+    database.execute("ALTER TABLE docs DROP c; ALTER TABLE docs ADD c int DEFAULT 8")
+    assert_equal(database.dsn, recorded.flush())
+    assert paths(recorded) == before
+
+
+def test_14_a_table_in_version_2_of_the_format_is_copied_for_a_default(recorded, database):
+    recorded.house.close()
+    recorded.house = recorded.lakehouse(deletes={"default": "position-deletes"})
+    request_resync(recorded, "docs")
+    before, link = paths(recorded), recorded.head().link
+    # A table that is in version 3 stays there.
+    database.execute(
+        "ALTER TABLE docs ADD c int DEFAULT 7", "ALTER TABLE pairs ADD c int DEFAULT 7"
+    )
+    recorded.flush()
+    after = recorded.flush()
+    assert_equal(database.dsn, after)
+    assert_read_by_engines(database.dsn, recorded.lake, after)
+    assert {name for name, path in paths(recorded).items() if path != before[name]} == {DOCS}
+    assert any("version 3 of Iceberg" in reason for reason in reasons_since(recorded, link))
 
 
 def test_14_what_a_savepoint_takes_back_is_no_change(recorded, database):

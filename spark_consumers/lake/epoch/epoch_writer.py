@@ -439,10 +439,16 @@ class EpochWriter:
             taken, fixed = self._format.partition_fields(path), self._format.laid_out_by(path)
             if reason := of_layout([c[0] for c in table.layout], sources, newest, taken, fixed):
                 return SchemaMismatch(name, 0, 0, (), frozenset(), reason)
+            given = zip((column[0] for column in newest), evolution.defaults, strict=False)
+            defaults = {column: value for column, value in given if value is not None}
+            if defaults and not self._format.keeps_defaults(path):
+                reason = f"its column {next(iter(defaults))!r} was added with a default, and the table is not in version 3 of Iceberg's format"
+                return SchemaMismatch(name, 0, 0, (), frozenset(), reason)
             columns = arrow_schema(columns_of(made))
             beside = {name: name for name in columns.names[len(newest) :]}
+            known = {**sources, **beside}
             files = self._format.evolve(
-                path, self._term, table.snapshot_id, columns, {**sources, **beside}
+                *(path, self._term, table.snapshot_id, columns, known, defaults)
             )
             arrangement = arranged(self._format, name, path, self._term, self._rules)
             position = by_position(self._format, self._deletes, name, path)
