@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import os
 import random
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from psycopg import sql
@@ -15,7 +18,9 @@ from tests.cluster.test_types import SETUP, TEXTUAL, TYPED
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.engines import assert_read_by_engines
 from tests.support.lake_check import assert_equal, assert_no_orphans
+from tests.support.lake_pipeline import Pipeline
 from tests.support.pinned import connect_pinned
+from tests.support.sizes import need_disk, scaled
 from tests.support.waiting import wait_for
 from walsender_bridge.runtime import fail_point
 from walsender_bridge.runtime.sql import load
@@ -385,6 +390,86 @@ def test_14_random_changes_between_random_rows_equal_postgresql_at_each_epoch(
     print(f"seed {seed}: {written.changes} schema changes, {copies} copies: {sorted(reasons)}")
     assert written.changes > 4
     assert not copies, (seed, reasons)
+
+
+def bytes_read():
+    """What this process and those below it have read so far, by system calls."""
+    children = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    below, total = [os.getpid()], 0
+    while below:
+        pid = below.pop()
+        below += children.get(pid, ())
+        with suppress(OSError):
+            total += int(Path(f"/proc/{pid}/io").read_text().split()[1])
+    return total
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_14_changes_of_a_large_table_read_and_write_none_of_its_rows(spark, tmp_path, database):
+    """10 GB, with `TUSKLINE_TEST_SCALE=1`: a rename, a drop, wider types and a default."""
+    megabytes = scaled(10_000)
+    need_disk(tmp_path, 3 * megabytes)
+    rows = megabytes * 1000
+    database.execute(
+        "CREATE TABLE large (id bigint PRIMARY KEY, i int, r real, n numeric(10, 2), a text, b text)",
+        "INSERT INTO large SELECT g, g, g, g % 1000, md5(g::text) || md5((g + 1)::text), repeat(md5((-g)::text), 28)"
+        f" FROM generate_series(1, {rows}) g",
+    )
+    large = f"{STREAM}.public.large"
+    with Pipeline(spark, tmp_path, database, ("public.large",)) as pipeline:
+        install(database)
+        pipeline.wait_for_tables("large")
+        pipeline.flush()
+        folder = pipeline.lake / paths(pipeline)[large]
+
+        def sizes():
+            return {file: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+
+        def scans():
+            with database.connect() as connection:
+                query = (
+                    "SELECT coalesce(seq_scan, 0) FROM pg_stat_user_tables WHERE relname = 'large'"
+                )
+                return connection.execute(query).fetchone()[0]
+
+        before, there, link = paths(pipeline), sizes(), pipeline.head().link
+        data = sum(size for file, size in there.items() if file.suffix == ".parquet")
+        # The first change loads code, also where it reads no row.
+        database.execute("ALTER TABLE large RENAME a TO first")
+        pipeline.flush()
+        begun = bytes_read()
+        for statement in (
+            "ALTER TABLE large RENAME first TO text",
+            "ALTER TABLE large DROP b",
+            "ALTER TABLE large ADD given int DEFAULT 7, ADD at timestamptz DEFAULT now()",
+        ):
+            database.execute(statement)
+            pipeline.flush()
+        scanned = scans()
+        database.execute(
+            "ALTER TABLE large ALTER i TYPE bigint, ALTER r TYPE float8, ALTER n TYPE numeric(12, 2)"
+        )
+        changed = pipeline.flush()
+        read_bytes = bytes_read() - begun
+        written = sum(size for file, size in sizes().items() if file not in there)
+        print(
+            f"data files {data}, read {read_bytes}, written {written}, seq_scan {scanned}, {scans()}"
+        )
+        assert paths(pipeline) == before
+        assert not reasons_since(pipeline, link)
+        assert {f for f in sizes() if f.suffix == ".parquet"} == {
+            f for f in there if f.suffix == ".parquet"
+        }
+        assert written < 1_000_000
+        assert read_bytes < max(data / 10, 200_000_000)
+        found = changed["large"].selectExpr("count(*)", "sum(given)", "sum(i)", "max(n)").collect()
+        assert tuple(map(int, found[0])) == (rows, 7 * rows, rows * (rows + 1) // 2, 999)
+        assert changed["large"].columns == ["id", "i", "r", "n", "text", "given", "at"]
 
 
 class RandomChanges:
