@@ -469,22 +469,25 @@ def test_an_expression_that_is_nested_too_deeply_to_be_read_is_no_error():
 
 
 @pytest.mark.parametrize(
-    ("columns", "accepted"),
+    ("columns", "key", "accepted"),
     [
         # One more, another name; one less, another type.
-        (((1, "id", 23, "9"), (2, "b", 25, "9"), (3, "c", 23, "9")), True),
-        (((1, "id", 23, "9"),), False),
-        (((1, "id", 20, "9"), (2, "a", 25, "9")), False),
+        (((1, "id", 23, "9"), (2, "b", 25, "9"), (3, "c", 23, "9")), ("id",), True),
+        (((1, "id", 23, "9"), (2, "b", 25, "9")), (), True),
+        # It may have a default, which is in the digests of whole rows.
+        (((1, "id", 23, "9"), (2, "b", 25, "9"), (3, "c", 23, "9")), (), False),
+        (((1, "id", 23, "9"),), ("id",), False),
+        (((1, "id", 20, "9"), (2, "a", 25, "9")), ("id",), False),
     ],
 )
-def test_an_offer_is_refused_once_a_column_is_gone_or_has_another_type(columns, accepted):
+def test_an_offer_is_refused_once_its_digests_may_be_others(columns, key, accepted):
     def of(columns):
         there = replace(shape(), columns=columns)
-        return table(path="tables/t", shape=there.dump(), runs=(("r", 9),), rows=9)
+        return table(key, path="tables/t", shape=there.dump(), runs=(("r", 9),), rows=9)
 
     made = columns_of(of(((1, "id", 23, "5"), (2, "a", 25, "5"))))
     old = (OldFile("a", 9, "", b"", 0, 0),)
-    offer = Offer("t1-0a-1", "s.p.t", "tables/t", 1, ("id",), old, (NewFile("c", 9, 99),), "r", 9)
+    offer = Offer("t1-0a-1", "s.p.t", "tables/t", 1, key, old, (NewFile("c", 9, 99),), "r", 9)
     offer = replace(offer, columns=made)
     assert Offer.from_json(offer.to_json()) == offer
     found = decide(offer, of(columns), 1, {"a": CurrentFile()}, lambda: {"a"})
