@@ -394,7 +394,7 @@ def test_14_random_changes_between_random_rows_equal_postgresql_at_each_epoch(
 
 def bytes_read():
     """What this process and those below it have read so far, by system calls."""
-    children = {}
+    children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()

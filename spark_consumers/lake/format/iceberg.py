@@ -278,7 +278,7 @@ class IcebergFormat:
         """Give the table these columns from its next snapshot on; the schema of its data files then.
 
         `snapshot`: the one that is published. `sources`: the name that a column has there, where it has one; others are new.
-        `defaults`: the values of new columns in rows that are there.
+        `defaults`: the values of new columns in rows that are there; the schema has those that the catalog keeps.
         Snapshots that are there keep their schema, and data files are left as they are. Raises `FencedError`.
         """
         made: list[pa.Schema] = []
@@ -310,6 +310,10 @@ class IcebergFormat:
             return builder.setCurrentSchema(schema, last).setProperties(properties).build()
 
         self._commit(path, term, change)
+        if defaults:
+            # A catalog of others may have left out what it does not know.
+            there = self._schema_at(self._tables.current(path).operations().current(), None)
+            return pa.schema([there.field(name) for name in made[-1].names])
         return made[-1]
 
     @of_table

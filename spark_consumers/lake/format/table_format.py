@@ -183,7 +183,7 @@ class TableFormat(Protocol):
         """Give it these columns from its next snapshot on, and leave its data files as they are; the schema of its data files then.
 
         `snapshot`: the published one. `sources`: the name that a column has there; none if it is new. `defaults`: the values of new
-        columns in the rows that it has, if `keeps_defaults`; NULL in others. Raises `FencedError`.
+        columns in the rows that it has, if `keeps_defaults`; NULL in others. The schema has them, if the catalog keeps them. Raises `FencedError`.
         """
 
     def take_over(
