@@ -98,7 +98,7 @@ def masked_rows(database, name):
         names = [
             row[0]
             for row in connection.execute(
-                "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum",
+                "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
                 [name],
             )
         ]
