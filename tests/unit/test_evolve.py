@@ -322,6 +322,14 @@ def test_14_a_default_has_the_value_of_its_own_type_when_the_column_gets_a_wider
     assert found.defaults[-1] == pa.scalar(float(np.float32(0.1)))
 
 
+def test_14_a_default_that_iceberg_writes_with_few_digits_is_the_same_number_as_a_double():
+    kept = {"id": 2, "name": "r", "required": False, "type": "float", "initial-default": 0.1}
+    before = {"type": "struct", "schema-id": 1, "fields": [kept]}
+    columns = pa.schema([("r", pa.float64())])
+    made, _ = evolved_schema(before, before, columns, {"r": "r"}, 2, ["r"], {})
+    assert made["fields"] == [{**kept, "type": "double", "initial-default": float(np.float32(0.1))}]
+
+
 def test_14_a_default_changes_the_digests_of_a_table_without_a_key():
     bag = table(())
     assert evolved(record(defaulted("7"), natts=5), of=bag).reindexes

@@ -125,7 +125,7 @@ def evolved(
             field = {**there[sources[column.name]], "name": column.name}
             # A list keeps the number of its elements; nothing widens these.
             if not pa.types.is_list(column.type):
-                field["type"] = _iceberg_type(column.type)
+                initial_default.widen(field, _iceberg_type(column.type))
             fields.append(field)
             continue
         (field,) = iceberg_schema(pa.schema([column]))["fields"]

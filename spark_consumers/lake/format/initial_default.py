@@ -5,8 +5,8 @@ it is kept in the table's schema: a reader takes it for each row of a file that 
 initial default never changes.
 
 Which values are kept. One that each reader gives back as PostgreSQL has it: JSON has neither NaN nor infinity, Iceberg's library refuses
-defaults of lists, and not every reader has years before 1. `float` is written with the digits of the `double` that it is, so that the value
-stays the same if the column gets the wider type.
+defaults of lists, and not every reader has years before 1. A wider type leaves the value as it is, but Iceberg's library writes a `float` with
+few digits, which as those of a `double` are another number (`widen`).
 """
 
 import json
@@ -54,6 +54,13 @@ def json_of(value: pa.Scalar) -> Any:
         case date():
             return python.isoformat()
     raise NotImplementedError(f"a default of the type {value.type}")
+
+
+def widen(field: dict[str, Any], kind: str) -> None:
+    """Give a field of Iceberg's JSON this type, which has all values of its own."""
+    if (field["type"], kind) == ("float", "double") and MEMBER in field:
+        field[MEMBER] = pa.scalar(field[MEMBER], pa.float32()).as_py()
+    field["type"] = kind
 
 
 def scalar(record: Any, kind: pa.DataType) -> pa.Scalar:
