@@ -138,6 +138,7 @@ def test_14_random_recorded_changes_are_followed_or_copied_for_a_known_reason(
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     install(database)
 
+    # Without its explanations, for which hypothesis traces every line, and without smaller examples, which take minutes.
     @settings(
         max_examples=25,
         phases=(Phase.explicit, Phase.generate),
