@@ -31,13 +31,13 @@ def value_of(text: str, kind: ColumnType) -> pa.Scalar | None:
     try:
         value = from_text(pa.array([text], pa.string()), kind)[0]
         json_of(value)
-    except (UnrepresentableValueError, NotImplementedError, OverflowError, ValueError):
+    except (UnrepresentableValueError, TypeError, OverflowError, ValueError):
         return None
     return value
 
 
 def json_of(value: pa.Scalar) -> Any:
-    """The value in Iceberg's JSON (specification, appendix D). Raises `NotImplementedError` for one that cannot be a default."""
+    """The value in Iceberg's JSON (specification, appendix D). Raises `TypeError` for one that cannot be a default."""
     python = value.as_py()
     match python:
         case bool() | int() | str():
@@ -53,7 +53,7 @@ def json_of(value: pa.Scalar) -> Any:
             return text if python.tzinfo is None else f"{text}+00:00"
         case date():
             return python.isoformat()
-    raise NotImplementedError(f"a default of the type {value.type}")
+    raise TypeError(f"a default of the type {value.type}")
 
 
 def widen(field: dict[str, Any], kind: str) -> None:
