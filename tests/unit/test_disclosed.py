@@ -28,7 +28,9 @@ def head(*masks: ColumnMask, state: str = LEFT) -> Manifest:
 )
 @pytest.mark.parametrize("state", [LEFT, LIVE])
 def test_14_a_renamed_table_needs_a_mask_for_each_column_that_had_one(masks, shown, state):
-    found = disclosed(head(EMAIL, SSN, state=state), {"shop.public.persons": 7}, lambda _: RowRules(masks))
+    found = disclosed(
+        head(EMAIL, SSN, state=state), {"shop.public.persons": 7}, lambda _: RowRules(masks)
+    )
     assert bool(found) == bool(shown)
     assert all(f"of which {shown} was masked" in reason for reason in found.values())
 
