@@ -309,6 +309,12 @@ def test_14_a_default_is_the_value_of_older_rows_and_of_earlier_changes():
         batch(("id", "a"), [(4, 9)], [pa.array([1], pa.int32()), pa.array(["w"])]), columns, before
     )
     assert [values.to_pylist() for values in made.columns] == [[1], ["w"], [7]]
+    # Behind the source's columns, a table that keeps deleted rows has its own.
+    marked = columns.append(pa.field("_deleted_lsn", pa.string()))
+    made = conformed(
+        batch(("id", "a"), [(4, 9)], [pa.array([1], pa.int32()), pa.array(["w"])]), marked, before
+    )
+    assert [values.to_pylist() for values in made.columns] == [[1], ["w"], [7], [None]]
 
 
 def test_14_a_default_has_the_value_of_its_own_type_when_the_column_gets_a_wider_one():

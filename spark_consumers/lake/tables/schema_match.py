@@ -213,7 +213,8 @@ def conformed(batch: ChangeBatch, columns: pa.Schema, layout: Layout | None) -> 
         sent = np.zeros(count, np.bool_)
         unchanged = np.column_stack([sent if at is None else unchanged[:, at] for at in there])
 
-    defaults = (layout and layout.defaults) or (None,) * len(columns)
+    known = () if layout is None else layout.defaults
+    defaults = [*known, *[None] * (len(columns) - len(known))]
 
     def absent(kind: pa.DataType, default: pa.Scalar | None) -> pa.Array:
         return pa.nulls(count, kind) if default is None else pa.repeat(default, count)
