@@ -213,7 +213,7 @@ FOLLOWED = (
     # Evaluated once; the settings of the session do not matter.
     (
         "BEGIN; SET LOCAL DateStyle = 'German'; SET LOCAL TimeZone = 'Asia/Tokyo'; SET LOCAL extra_float_digits = -5;"
-        " ALTER TABLE t ADD c text DEFAULT now()::date::text, ADD d float8 DEFAULT 1.0 / 3; COMMIT"
+        " ALTER TABLE t ADD c text DEFAULT now()::date::text, ADD d float8 DEFAULT 0.12345678901234; COMMIT"
     ),
 )
 COPIED = (
