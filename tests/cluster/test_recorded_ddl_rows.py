@@ -97,7 +97,8 @@ def followed(table: TableVersion, rows: Rows, log: Entries) -> tuple[Rows, Shape
                 if made.ops[at] == TRUNCATE:
                     rows.clear()
                 elif made.ops[at] == DELETE:
-                    rows.pop(row["id"], None)
+                    assert made.old_columns is not None
+                    del rows[made.old_columns[columns.names.index("id")][at].as_py()]
                 else:
                     rows[row["id"]] = row
     return rows, found.shape
