@@ -35,7 +35,10 @@ CREATE TABLE IF NOT EXISTS tuskline.ddl (
 );
 COMMENT ON TABLE tuskline.ddl IS 'The event trigger tuskline_ddl writes schema changes here. Always empty, published.';
 CREATE OR REPLACE FUNCTION tuskline.record_ddl() RETURNS event_trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $function$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+-- A value is written here as in the log.
+SET "TimeZone" = 'UTC' SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'hex'
+SET lc_monetary = 'C' SET quote_all_identifiers = off SET array_nulls = on AS $function$
 DECLARE
     altered oid;
     made bigint;
@@ -113,7 +116,16 @@ BEGIN
                     a.attnotnull OR a.atthasdef OR coalesce(y.typtype = 'd' OR y.typdefault IS NOT NULL, false) OR EXISTS (
                         SELECT FROM parts AS p JOIN pg_attribute AS m ON m.attrelid = p.oid
                         WHERE m.attname = a.attname AND m.attnum > 0 AND m.atthasmissing),
-                    coalesce(to_jsonb(a) ->> 'attgenerated', '') <> '') ORDER BY a.attnum)
+                    coalesce(to_jsonb(a) ->> 'attgenerated', '') <> '',
+                    -- The value that a new column has in all older rows, if it is known and short.
+                    CASE WHEN a.xmin::text = ANY (own) AND a.atthasdef AND y.typtype <> 'd' THEN (
+                        SELECT CASE WHEN count(*) = count(m.texts) AND max(cardinality(m.texts)) = 1 AND count(DISTINCT m.texts[1]) = 1
+                                         AND max(length(m.texts[1])) <= 1000 THEN max(m.texts[1]) END
+                        FROM parts AS p JOIN pg_class AS k ON k.oid = p.oid AND k.relkind <> 'p' AND (t.relkind = 'p' OR k.oid = t.oid)
+                        LEFT JOIN LATERAL (
+                            SELECT n.attmissingval::text::text[] AS texts FROM pg_attribute AS n
+                            WHERE n.attrelid = p.oid AND n.attname = a.attname AND n.atthasmissing AND NOT n.attisdropped
+                        ) AS m ON true) END) ORDER BY a.attnum)
                 FROM pg_attribute AS a LEFT JOIN pg_type AS y ON y.oid = a.atttypid
                 WHERE a.attrelid = t.oid AND a.attnum > 0))::text
         FROM pg_class AS t WHERE t.oid = altered

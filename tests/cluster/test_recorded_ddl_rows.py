@@ -76,8 +76,8 @@ def followed(table: TableVersion, rows: Rows, log: Entries) -> tuple[Rows, Shape
     names = [column[0] for column in table.layout]
     rows = {
         key: {
-            name: None if at is None else row[names[at]]
-            for name, at in zip(columns.names, found.sources, strict=True)
+            name: value_of(default) if at is None else row[names[at]]
+            for name, at, default in zip(columns.names, found.sources, found.defaults, strict=True)
         }
         for key, row in rows.items()
     }
@@ -97,10 +97,15 @@ def followed(table: TableVersion, rows: Rows, log: Entries) -> tuple[Rows, Shape
                 if made.ops[at] == TRUNCATE:
                     rows.clear()
                 elif made.ops[at] == DELETE:
-                    rows.pop(row["id"], None)
+                    assert made.old_columns is not None
+                    del rows[made.old_columns[columns.names.index("id")][at].as_py()]
                 else:
                     rows[row["id"]] = row
     return rows, found.shape
+
+
+def value_of(default: pa.Scalar | None) -> Any:
+    return None if default is None else default.as_py()
 
 
 def check(database: Database, *statements: str, in_place: bool | None = None) -> None:
@@ -193,3 +198,89 @@ def test_14_the_columns_of_a_typed_table_are_recorded(database: Database) -> Non
         " ALTER TABLE t ALTER c SET STATISTICS 5; COMMIT",
     )
     check(database, "ALTER TYPE kind RENAME ATTRIBUTE c TO d CASCADE", in_place=True)
+
+
+FOLLOWED = (
+    "ALTER TABLE t ADD c int DEFAULT 7",
+    "ALTER TABLE t ADD c text NOT NULL DEFAULT 'it''s {a, b}, \"c\" and \\ é'",
+    "ALTER TABLE t ADD c int DEFAULT 7, ADD d varchar(3) DEFAULT '', DROP b",
+    # Each row between the commands has the columns that it had there.
+    (
+        "BEGIN; INSERT INTO t VALUES (2, 3, 4); ALTER TABLE t ADD c int DEFAULT 7; UPDATE t SET a = 5 WHERE id = 1;"
+        " INSERT INTO t VALUES (3, 4, 5, 6), (4, 5, 6, NULL); ALTER TABLE t ALTER c SET DEFAULT 9; INSERT INTO t (id) VALUES (5);"
+        " ALTER TABLE t ADD d text DEFAULT 'x'; ALTER TABLE t RENAME c TO e; UPDATE t SET b = 1 WHERE id = 4; COMMIT"
+    ),
+    "BEGIN; ALTER TABLE t ADD c int DEFAULT 7; ALTER TABLE t DROP c, ADD d int DEFAULT 8; COMMIT",
+    # Evaluated once; the settings of the session do not matter.
+    (
+        "BEGIN; SET LOCAL DateStyle = 'German'; SET LOCAL TimeZone = 'Asia/Tokyo'; SET LOCAL extra_float_digits = -5;"
+        " ALTER TABLE t ADD c text DEFAULT now()::date::text, ADD d float8 DEFAULT 0.12345678901234; COMMIT"
+    ),
+)
+COPIED = (
+    "ALTER TABLE t ADD c float8 DEFAULT random()",
+    "ALTER TABLE t ADD c int GENERATED ALWAYS AS IDENTITY",
+    "ALTER TABLE t ADD c serial",
+    "ALTER TABLE t ADD c domain_with_default",
+    "ALTER TABLE t ADD c bounded DEFAULT 7",
+    "ALTER TABLE t ADD c int[] DEFAULT '{1,2}'",
+    "ALTER TABLE t ADD c float8 DEFAULT 'NaN'",
+    "ALTER TABLE t ADD c timestamptz DEFAULT 'infinity'",
+    "ALTER TABLE t ADD c date DEFAULT '0044-03-15 BC'",
+    "ALTER TABLE t ADD c text DEFAULT repeat('x', 1001)",
+    # The rows are rewritten, and nothing is kept in the catalog.
+    "ALTER TABLE t ADD c int DEFAULT 7, ALTER a TYPE bigint USING a + 1",
+    "BEGIN; TRUNCATE t; INSERT INTO t VALUES (2, 3, 4); ALTER TABLE t ADD c int DEFAULT 7; COMMIT",
+)
+
+
+@each_major
+def test_14_a_new_column_with_a_default_has_the_value_that_the_server_keeps_in_older_rows(
+    database: Database,
+) -> None:
+    for statement in FOLLOWED:
+        database.execute(
+            f"DROP PUBLICATION IF EXISTS {PUBLICATION}; DROP TABLE IF EXISTS t",
+            "CREATE TABLE t (id int PRIMARY KEY, b int, a int); INSERT INTO t VALUES (1, 2, 3)",
+        )
+        install(database)
+        check(database, statement, in_place=True)
+
+
+@each_major
+def test_14_a_default_that_the_server_or_iceberg_does_not_keep_causes_a_copy(
+    database: Database,
+) -> None:
+    database.execute(
+        "CREATE DOMAIN domain_with_default int DEFAULT 3; CREATE DOMAIN bounded int CHECK (VALUE > 0)"
+    )
+    for statement in COPIED:
+        database.execute(
+            f"DROP PUBLICATION IF EXISTS {PUBLICATION}; DROP TABLE IF EXISTS t",
+            "CREATE TABLE t (id int PRIMARY KEY, b int, a int); INSERT INTO t VALUES (1, 2, 3)",
+        )
+        install(database)
+        check(database, statement, in_place=False)
+
+
+@each_major
+def test_14_partitions_have_one_default_or_the_table_is_copied(database: Database) -> None:
+    with database.connect() as connection:
+        if connection.info.server_version < 130_000:
+            pytest.skip("PostgreSQL 11 and 12 publish no partitioned tables")
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, b int) PARTITION BY RANGE (id)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 2)",
+        # It has its columns in another order, and so under other numbers.
+        "CREATE TABLE t2 (x int, b int, id int NOT NULL); ALTER TABLE t2 DROP x",
+        "ALTER TABLE t ATTACH PARTITION t2 FOR VALUES FROM (10) TO (20); INSERT INTO t VALUES (11, 3)",
+        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE t WITH (publish_via_partition_root)",
+        load("ddl/install"),
+    )
+    publish = sql.SQL(load("ddl/publish")).format(publication=sql.Identifier(PUBLICATION))
+    database.execute(publish.as_string(None))
+    check(
+        database,
+        "ALTER TABLE t ADD c int DEFAULT 7; UPDATE t SET b = 9 WHERE id = 11",
+        in_place=True,
+    )

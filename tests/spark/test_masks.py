@@ -11,13 +11,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from psycopg import sql
 
 from spark_consumers import read
 from spark_consumers.lake.epoch import plan
 from spark_consumers.lake.epoch.quarantined_rows import rows_of
-from spark_consumers.lake.manifest.table_version import STALE
+from spark_consumers.lake.manifest.table_version import LEFT, STALE
 from spark_consumers.lake.views.definition import ViewDefinition
-from tests.support.capture_stack import STREAM
+from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.feed_check import changes_of
 from tests.support.lake_pipeline import Pipeline
 from tests.support.pinned import connect_pinned
@@ -26,6 +27,7 @@ from walsender_bridge.errors import ConfigError, LakeError
 from walsender_bridge.postgres.column_masks import parse_masks
 from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Pattern
+from walsender_bridge.runtime.sql import load
 
 KEY = b"0123456789abcdef0123456789abcdef"
 #: Whatever is to be masked has this in it, or the number.
@@ -96,7 +98,7 @@ def masked_rows(database, name):
         names = [
             row[0]
             for row in connection.execute(
-                "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum",
+                "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
                 [name],
             )
         ]
@@ -325,6 +327,52 @@ def test_masks_that_a_table_cannot_have_copy_nothing(spark, tmp_path, database, 
         }.items():
             assert f"it is not copied unmasked: {reason}" in reasons[f"{STREAM}.public.{name}"]
         assert not [*pipeline.lake.rglob("*.parquet")]
+
+
+def test_14_a_renamed_table_is_not_copied_without_the_masks_that_it_had(masked, database):
+    old, new = f"{STREAM}.public.people", f"{STREAM}.public.persons"
+    masked.flush()
+    database.execute("ALTER TABLE people RENAME TO persons")
+
+    def refused():
+        masked.house.run_once(force=True)
+        return masked.head().not_copied
+
+    wait_for(refused, 60, "a refusal")
+    assert f"it was renamed from {old}, of which bio, born, email, ssn was masked" in refused()[new]
+    # A new writer knows it, too.
+    masked.house.close()
+    masked.house = masked.lakehouse(layouts=RULES, mask_key=KEY)
+    database.execute(f"UPDATE persons SET email = '{SECRET}after'")
+    masked.barrier()
+    for _ in range(5):
+        masked.house.run_once(force=True)
+    assert masked.head().tables[old].state == LEFT
+    assert new not in {**masked.head().tables, **masked.head().copies}
+    assert_nothing_leaked(masked.lake)
+    masked.house.close()
+    masked.house = masked.lakehouse(
+        layouts=[*RULES, rule("persons", MASKS["people"])],
+        mask_key=KEY,
+        on_unrepresentable_value={"default": "quarantine"},
+    )
+    wait_for(lambda: masked.house.run_once(force=True) or new in masked.head().tables, 60, "a copy")
+    assert_nothing_leaked(masked.lake)
+
+
+def test_14_the_recorded_default_of_a_masked_column_is_masked(masked, database):
+    """The server records it; the table is copied, with its masks."""
+    database.execute(load("ddl/install"))
+    publish = sql.SQL(load("ddl/publish")).format(publication=sql.Identifier(PUBLICATION))
+    database.execute(publish.as_string(None))
+    masked.flush()
+    database.execute(
+        "ALTER TABLE people DROP email",
+        f"ALTER TABLE people ADD email text DEFAULT '{SECRET}given'",
+    )
+    masked.flush()
+    assert_masked(masked, masked.flush())
+    assert_nothing_leaked(masked.lake, sha256(f"{SECRET}given".encode()).hexdigest())
 
 
 def test_a_masked_column_with_another_name_stops_its_table(masked, database):

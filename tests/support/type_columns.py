@@ -362,7 +362,7 @@ def as_own_text(value: Any, arrow: pa.DataType) -> str:
     """A value as PostgreSQL writes it."""
     if pa.types.is_boolean(arrow):
         return "t" if value else "f"
-    if pa.types.is_binary(arrow):
+    if pa.types.is_binary(arrow) or pa.types.is_large_binary(arrow):
         return f"\\x{value.hex()}"
     if pa.types.is_timestamp(arrow):
         zone = "+00" if arrow.tz else ""

@@ -8,8 +8,12 @@ import pyarrow as pa
 import pytest
 
 from spark_consumers.decode.entries import ChangeBatch
+from spark_consumers.decode.types import column_type
 from spark_consumers.lake.compaction.decide import Accepted, CurrentFile, decide
 from spark_consumers.lake.compaction.offer import NewFile, Offer, OldFile, columns_of
+from spark_consumers.lake.format.iceberg_schema import arrow_schema, by_number, iceberg_schema
+from spark_consumers.lake.format.iceberg_schema import evolved as evolved_schema
+from spark_consumers.lake.format.initial_default import json_of, value_of
 from spark_consumers.lake.manifest.table_version import Column, TableVersion
 from spark_consumers.lake.tables.evolve import evolve
 from spark_consumers.lake.tables.recorded import RecordedColumn, TableRecord, records_in
@@ -20,7 +24,7 @@ from spark_consumers.lake.tables.widening import has_no_using, is_wider
 from walsender_bridge.postgres.protocol import pgoutput
 from walsender_bridge.postgres.protocol.pgoutput import Relation
 
-INT, TEXT, NUMERIC, BIGINT = 23, 25, 1700, 20
+INT, TEXT, NUMERIC, BIGINT, FLOAT4, FLOAT8 = 23, 25, 1700, 20, 700, 701
 #: Numbers 1, 2 and 4; 3 was dropped before the copy.
 ID, NAME, AMOUNT = (1, "id", INT, "50"), (2, "name", TEXT, "50"), (4, "amount", NUMERIC, "50")
 AMOUNT_TYPMOD = (10 << 16 | 2) + 4
@@ -291,6 +295,105 @@ def test_14_a_batch_on_both_sides_of_a_change_is_divided_at_its_place():
     assert made.unchanged.tolist() == [[False, False, True]] * 2
 
 
+def defaulted(text: str | None, kind: int = INT, typmod: int = -1) -> RecordedColumn:
+    made = column(5, "extra", kind, "60", mine=True, filled=True, typmod=typmod)
+    return replace(made, missing=text)
+
+
+def test_14_a_default_is_the_value_of_older_rows_and_of_earlier_changes():
+    found = evolved(record(defaulted("7"), natts=5))
+    assert [d and d.as_py() for d in found.defaults] == [None, None, None, 7]
+    columns = pa.schema([("id", pa.int32()), ("a", pa.string()), ("extra", pa.int32())])
+    before = Layout(0, (("id", INT, -1), ("a", TEXT, -1)), -1, (0, 1, None), found.defaults[1:])
+    made = conformed(
+        batch(("id", "a"), [(4, 9)], [pa.array([1], pa.int32()), pa.array(["w"])]), columns, before
+    )
+    assert [values.to_pylist() for values in made.columns] == [[1], ["w"], [7]]
+    # Behind the source's columns, a table that keeps deleted rows has its own.
+    marked = columns.append(pa.field("_deleted_lsn", pa.string()))
+    made = conformed(
+        batch(("id", "a"), [(4, 9)], [pa.array([1], pa.int32()), pa.array(["w"])]), marked, before
+    )
+    assert [values.to_pylist() for values in made.columns] == [[1], ["w"], [7], [None]]
+
+
+def test_14_a_default_has_the_value_of_its_own_type_when_the_column_gets_a_wider_one():
+    added = defaulted("0.1", FLOAT4)
+    wider = replace(
+        record(replace(added, kind=FLOAT8, missing=None), offset=6, natts=5, file=101),
+        name="t",
+        query="ALTER TABLE t ALTER extra TYPE float8",
+    )
+    found = evolved(record(added, natts=5), wider)
+    assert found.defaults[-1] == pa.scalar(float(np.float32(0.1)))
+
+
+def test_14_a_default_that_iceberg_writes_with_few_digits_is_the_same_number_as_a_double():
+    kept = {"id": 2, "name": "r", "required": False, "type": "float", "initial-default": 0.1}
+    before = {"type": "struct", "schema-id": 1, "fields": [kept]}
+    columns = pa.schema([("r", pa.float64())])
+    made, _ = evolved_schema(before, before, columns, {"r": "r"}, 2, ["r"], {})
+    assert made["fields"] == [{**kept, "type": "double", "initial-default": float(np.float32(0.1))}]
+
+
+def test_14_a_default_changes_the_digests_of_a_table_without_a_key():
+    bag = table(())
+    assert evolved(record(defaulted("7"), natts=5), of=bag).reindexes
+    assert not evolved(record(defaulted("7"), natts=5)).reindexes
+
+
+@pytest.mark.parametrize(
+    ("added", "why"),
+    [
+        (defaulted(None), "that the server does not keep"),
+        (defaulted("NaN", FLOAT8), "that Iceberg cannot keep"),
+        (defaulted("infinity", 1114), "that Iceberg cannot keep"),
+        (defaulted("0044-03-15 BC", 1082), "that Iceberg cannot keep"),
+        (defaulted("{1,2}", 1007), "that Iceberg cannot keep"),
+    ],
+)
+def test_14_a_default_that_cannot_be_kept_causes_a_copy(added, why):
+    found = evolve(table(), [record(added, natts=5)])
+    assert isinstance(found, FullResync)
+    assert why in found.reason
+
+
+def test_14_a_default_reads_as_it_was_written_and_fills_what_a_file_lacks():
+    for text, kind, typmod in (
+        ("t", 16, -1),
+        ("-9223372036854775808", BIGINT, -1),
+        ("-32768", 21, -1),
+        ("0.1", FLOAT4, -1),
+        ("-0", FLOAT8, -1),
+        ("5e-324", FLOAT8, -1),
+        ("-0.05", NUMERIC, AMOUNT_TYPMOD),
+        ('é\\ "{}', TEXT, -1),
+        ("", TEXT, -1),
+        ("\\x00ff", 17, -1),
+        ("0001-01-01", 1082, -1),
+        ("9999-12-31 23:59:59.999999", 1114, -1),
+        ("2024-02-29 12:00:00+00", 1184, -1),
+    ):
+        value = value_of(text, column_type(kind, typmod))
+        assert value is not None, text
+        before = iceberg_schema(pa.schema([("id", pa.int32())]))
+        columns = pa.schema([("id", pa.int32()), ("c", value.type)])
+        made, _ = evolved_schema(
+            before, before, columns, {"id": "id"}, 1, ["id"], {"c": json_of(value)}
+        )
+        schema = arrow_schema(json.loads(json.dumps(made)))
+        rows = by_number(pa.table({"id": pa.array([1, 2], pa.int32())}), schema)
+        assert rows.column("c").to_pylist() == [value.as_py()] * 2
+        assert str(rows.column("c")[0]) == str(value)
+        # An attempt with another value is not taken over.
+        other = {**made["fields"][1], "initial-default": "other"}
+        left = {**made, "fields": [made["fields"][0], other]}
+        again, _ = evolved_schema(
+            before, left, columns, {"id": "id"}, 2, ["id", "c"], {"c": json_of(value)}
+        )
+        assert again["fields"][1] == {**made["fields"][1], "id": 3}
+
+
 def test_14_wider_types_are_followed_in_place_and_a_wider_key_is_indexed_again():
     key = widened(column(1, "id", BIGINT, "60", mine=True), "ALTER TABLE t ALTER id TYPE bigint")
     found = evolved(key)
@@ -380,22 +483,25 @@ def test_an_expression_that_is_nested_too_deeply_to_be_read_is_no_error():
 
 
 @pytest.mark.parametrize(
-    ("columns", "accepted"),
+    ("columns", "key", "accepted"),
     [
         # One more, another name; one less, another type.
-        (((1, "id", 23, "9"), (2, "b", 25, "9"), (3, "c", 23, "9")), True),
-        (((1, "id", 23, "9"),), False),
-        (((1, "id", 20, "9"), (2, "a", 25, "9")), False),
+        (((1, "id", 23, "9"), (2, "b", 25, "9"), (3, "c", 23, "9")), ("id",), True),
+        (((1, "id", 23, "9"), (2, "b", 25, "9")), (), True),
+        # It may have a default, which is in the digests of whole rows.
+        (((1, "id", 23, "9"), (2, "b", 25, "9"), (3, "c", 23, "9")), (), False),
+        (((1, "id", 23, "9"),), ("id",), False),
+        (((1, "id", 20, "9"), (2, "a", 25, "9")), ("id",), False),
     ],
 )
-def test_an_offer_is_refused_once_a_column_is_gone_or_has_another_type(columns, accepted):
+def test_an_offer_is_refused_once_its_digests_may_be_others(columns, key, accepted):
     def of(columns):
         there = replace(shape(), columns=columns)
-        return table(path="tables/t", shape=there.dump(), runs=(("r", 9),), rows=9)
+        return table(key, path="tables/t", shape=there.dump(), runs=(("r", 9),), rows=9)
 
     made = columns_of(of(((1, "id", 23, "5"), (2, "a", 25, "5"))))
     old = (OldFile("a", 9, "", b"", 0, 0),)
-    offer = Offer("t1-0a-1", "s.p.t", "tables/t", 1, ("id",), old, (NewFile("c", 9, 99),), "r", 9)
+    offer = Offer("t1-0a-1", "s.p.t", "tables/t", 1, key, old, (NewFile("c", 9, 99),), "r", 9)
     offer = replace(offer, columns=made)
     assert Offer.from_json(offer.to_json()) == offer
     found = decide(offer, of(columns), 1, {"a": CurrentFile()}, lambda: {"a"})

@@ -11,7 +11,8 @@ acceptance right:
   positions that its vector has now and had not then. Of an old file that has gone, no row is alive, or it is in another file by now.
 - Living rows kept their order, so a position p of an old file is `start + p - (how many were removed below p)` in the new one.
 
-New columns change nothing: rows of both old and new files have NULL there. Nor do new names: columns are found by their numbers.
+New columns change nothing: rows of both old and new files have NULL there, or the column's initial default. (Without a key, a default is in
+the digests of rows, so the table must have the same columns.) Nor do new names: columns are found by their numbers.
 
 All of this is said by the row index, and the table's snapshot is what readers see. So where the two differ in the old files, nothing
 is decided by the index alone: the offer is not made, and not accepted (`strays`).
@@ -90,6 +91,8 @@ def decide(
     if not {*offer.columns} <= {*columns_of(table)}:
         # Rows without a key, or of a wider key, have other digests now than in the offer's run.
         return Refused("a column was dropped, or has another type")
+    if not table.key and len(columns_of(table)) > len(offer.columns):
+        return Refused("it has no key, and a column was added")
     if offer.merges:
         names = [run for run, _ in table.runs]
         if _place(names, offer.merges) is None:

@@ -55,6 +55,7 @@ from spark_consumers.lake.epoch.view_attempts import ViewAttempts
 from spark_consumers.lake.epoch.view_writer import ViewWriter
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.iceberg_schema import file_type
+from spark_consumers.lake.format.initial_default import of_field
 from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableFormat, TableWrite
 from spark_consumers.lake.index import build as index
 from spark_consumers.lake.index.run_format import Run
@@ -439,11 +440,20 @@ class EpochWriter:
             taken, fixed = self._format.partition_fields(path), self._format.laid_out_by(path)
             if reason := of_layout([c[0] for c in table.layout], sources, newest, taken, fixed):
                 return SchemaMismatch(name, 0, 0, (), frozenset(), reason)
+            given = zip((column[0] for column in newest), evolution.defaults, strict=False)
+            defaults = {column: value for column, value in given if value is not None}
+            if defaults and not self._format.keeps_defaults(path):
+                reason = f"its column {next(iter(defaults))!r} was added with a default, and the table is not in version 3 of Iceberg's format"
+                return SchemaMismatch(name, 0, 0, (), frozenset(), reason)
             columns = arrow_schema(columns_of(made))
             beside = {name: name for name in columns.names[len(newest) :]}
+            known = {**sources, **beside}
             files = self._format.evolve(
-                path, self._term, table.snapshot_id, columns, {**sources, **beside}
+                *(path, self._term, table.snapshot_id, columns, known, defaults)
             )
+            if lost := [n for n in defaults if of_field(files.field(n)) is None]:
+                reason = f"its column {lost[0]!r} was added with a default, which the catalog does not keep"
+                return SchemaMismatch(name, 0, 0, (), frozenset(), reason)
             arrangement = arranged(self._format, name, path, self._term, self._rules)
             position = by_position(self._format, self._deletes, name, path)
             self._schemas[path, made.schema_hash] = columns, files, arrangement, position

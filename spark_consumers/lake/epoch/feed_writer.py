@@ -136,7 +136,10 @@ class FeedWriter:
             sources = {**{name: name for name in ABOUT.names}, **action.sources}
             # What an attempt makes of it holds for that attempt, until a snapshot has it.
             self._targets = {of: it for of, it in self._targets.items() if of[0] != feed.path}
-            files = self._format.evolve(path, self._term, feed.snapshot_id, work.columns, sources)
+            # Changes have what was sent: a column that came later is NULL there, whatever its default.
+            files = self._format.evolve(
+                *(path, self._term, feed.snapshot_id, work.columns, sources, {})
+            )
             return files, self._arranged(work.name, path)
         if known not in self._targets:
             there = self._format.schemas(path, feed.snapshot_id)[1]

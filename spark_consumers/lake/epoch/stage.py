@@ -362,7 +362,9 @@ def _feed(
     feed = read.feeds.setdefault(target.name, FeedFiles(to, task.number, target.key_positions))
     for layout, part in by_layout(batch, target.layouts):
         if mismatch(part, target.columns, layout, target.key, target.relation_id) is None:
-            feed.add(conformed(part, target.columns, layout))
+            # As it was sent: a column that came later is NULL, whatever its default.
+            sent = layout and replace(layout, defaults=())
+            feed.add(conformed(part, target.columns, sent))
 
 
 def _note(

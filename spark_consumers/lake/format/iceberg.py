@@ -73,6 +73,7 @@ from spark_consumers.lake.format.iceberg_schema import (
     iceberg_schema,
 )
 from spark_consumers.lake.format.iceberg_tables import empty_snapshot, loaded_tables, of_table
+from spark_consumers.lake.format.initial_default import json_of
 from spark_consumers.lake.format.position_deletes import is_of_positions
 from spark_consumers.lake.format.snapshot_files import (
     data_files,
@@ -260,6 +261,10 @@ class IcebergFormat:
         numbers = {field["source-id"] for field in fields}
         return frozenset(name for name, number in there.ids.items() if number in numbers)
 
+    def keeps_defaults(self, path: str) -> bool:
+        """Whether it is in a version of the format that has initial defaults."""
+        return self.version(path) >= _VERSION
+
     @of_table
     def evolve(
         self,
@@ -268,10 +273,12 @@ class IcebergFormat:
         snapshot: int,
         columns: pa.Schema,
         sources: Mapping[str, str],
+        defaults: Mapping[str, pa.Scalar],
     ) -> pa.Schema:
         """Give the table these columns from its next snapshot on; the schema of its data files then.
 
         `snapshot`: the one that is published. `sources`: the name that a column has there, where it has one; others are new.
+        `defaults`: the values of new columns in rows that are there; the schema has those that the catalog keeps.
         Snapshots that are there keep their schema, and data files are left as they are. Raises `FencedError`.
         """
         made: list[pa.Schema] = []
@@ -284,7 +291,8 @@ class IcebergFormat:
             newest = self._schema_json(base, None)
             there = decoded(table.properties().get(_COLUMNS))
             last = base.lastColumnId()
-            wanted, last = evolved(before, newest, columns, sources, last, there.names)
+            values = {name: json_of(value) for name, value in defaults.items()}
+            wanted, last = evolved(before, newest, columns, sources, last, there.names, values)
             known = columns
             if there.names[-1] == ROW_ID:
                 known = columns.append(there.field(ROW_ID))
@@ -302,6 +310,10 @@ class IcebergFormat:
             return builder.setCurrentSchema(schema, last).setProperties(properties).build()
 
         self._commit(path, term, change)
+        if defaults:
+            # A catalog of others may have left out what it does not know.
+            there = self._schema_at(self._tables.current(path).operations().current(), None)
+            return pa.schema([there.field(name) for name in made[-1].names])
         return made[-1]
 
     @of_table

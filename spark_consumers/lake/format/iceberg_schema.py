@@ -1,12 +1,14 @@
 """Schemas between Arrow and Iceberg's JSON (Iceberg specification, appendix C), both ways."""
 
 import base64
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
 
+from spark_consumers.lake.format import initial_default
 from spark_consumers.lake.format.table_format import ROW_ID
 
 #: The Parquet metadata key by which Iceberg finds a column.
@@ -74,11 +76,16 @@ def file_type(kind: pa.DataType) -> pa.DataType:
 
 
 def arrow_schema(schema: dict[str, Any]) -> pa.Schema:
-    """The Arrow schema of Iceberg's JSON, each field with the id that its Parquet column carries."""
-    return pa.schema([_arrow_field(f["name"], f["type"], f["id"]) for f in schema["fields"]])
+    """The Arrow schema of Iceberg's JSON, each field with the id that its Parquet column carries, and with its initial default."""
+    return pa.schema(
+        [
+            _arrow_field(f["name"], f["type"], f["id"], f.get(initial_default.MEMBER))
+            for f in schema["fields"]
+        ]
+    )
 
 
-def _arrow_field(name: str, kind: Any, number: int) -> pa.Field:
+def _arrow_field(name: str, kind: Any, number: int, default: Any = None) -> pa.Field:
     if isinstance(kind, dict):
         arrow = pa.list_(_arrow_field("element", kind["element"], kind["element-id"]))
     elif kind.startswith("decimal("):
@@ -86,7 +93,10 @@ def _arrow_field(name: str, kind: Any, number: int) -> pa.Field:
         arrow = pa.decimal128(int(precision), int(scale))
     else:
         arrow = _ARROW[kind]
-    return pa.field(name, arrow, metadata={FIELD_ID: str(number)})
+    metadata: dict[str | bytes, str] = {FIELD_ID: str(number)}
+    if default is not None:
+        metadata[initial_default.METADATA] = json.dumps(default)
+    return pa.field(name, arrow, metadata=metadata)
 
 
 def evolved(
@@ -96,10 +106,12 @@ def evolved(
     sources: Mapping[str, str],
     last: int,
     ours: Collection[str],
+    defaults: Mapping[str, Any],
 ) -> tuple[dict[str, Any], int]:
     """The schema of a table with the schema `before` that gets these columns, and the greatest field number then.
 
-    `sources`: for columns that the table has, their names in it; others get numbers above `last`. Fields of `before` that no column
+    `sources`: for columns that the table has, their names in it; others get numbers above `last`, and those of `defaults` this initial default, in
+    Iceberg's JSON. Fields of `before` that no column
     has for its source, and whose name is `ROW_ID`, stay at the end. `newest`: the table's schema now, which an attempt that was not
     published may have made: it stays if it has the same columns, whose new fields nothing published has. Its fields that are none of
     `ours` are other programs', and stay, behind all others, unless a column has their name.
@@ -113,7 +125,7 @@ def evolved(
             field = {**there[sources[column.name]], "name": column.name}
             # A list keeps the number of its elements; nothing widens these.
             if not pa.types.is_list(column.type):
-                field["type"] = _iceberg_type(column.type)
+                initial_default.widen(field, _iceberg_type(column.type))
             fields.append(field)
             continue
         (field,) = iceberg_schema(pa.schema([column]))["fields"]
@@ -122,6 +134,8 @@ def evolved(
         if isinstance(field["type"], dict):
             top += 1
             field["type"] = {**field["type"], "element-id": top}
+        if column.name in defaults:
+            field[initial_default.MEMBER] = defaults[column.name]
         fields.append(field)
     fields += [field for field in before["fields"] if field["name"] == ROW_ID]
     known_names = {ROW_ID, *ours, *columns.names}
@@ -136,16 +150,21 @@ def _like(field: dict[str, Any], known: Collection[int]) -> Any:
     kind = field["type"]
     if isinstance(kind, dict):
         kind = {name: value for name, value in kind.items() if name != "element-id"}
-    return field["id"] if field["id"] in known else None, field["name"], kind
+    number = field["id"] if field["id"] in known else None
+    return number, field["name"], kind, field.get(initial_default.MEMBER)
 
 
 def by_number(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows of a data file with the columns of the table now, which are found by their numbers: NULL in those that it does not have."""
+    """Rows of a data file with the columns of the table now, found by their numbers; the initial default, or NULL, in absent ones."""
     there = places(table.schema, schema)
     columns = []
     for field, at in zip(schema, there, strict=True):
         if at is None:
-            columns.append(pa.chunked_array([pa.nulls(len(table), field.type)]))
+            default = initial_default.of_field(field)
+            absent = pa.nulls(len(table), field.type)
+            columns.append(
+                pa.chunked_array([absent if default is None else pa.repeat(default, len(table))])
+            )
         else:
             column = table.column(at)
             columns.append(column if column.type == field.type else column.cast(field.type))

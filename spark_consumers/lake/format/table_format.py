@@ -168,6 +168,9 @@ class TableFormat(Protocol):
     def laid_out_by(self, path: str) -> frozenset[str]:
         """The names of the columns by which it is, or was, partitioned or sorted."""
 
+    def keeps_defaults(self, path: str) -> bool:
+        """Whether it can have columns with a value in rows of files that lack them."""
+
     def evolve(
         self,
         path: str,
@@ -175,10 +178,12 @@ class TableFormat(Protocol):
         snapshot: int,
         columns: pa.Schema,
         sources: Mapping[str, str],
+        defaults: Mapping[str, pa.Scalar],
     ) -> pa.Schema:
         """Give it these columns from its next snapshot on, and leave its data files as they are; the schema of its data files then.
 
-        `snapshot`: the published one. `sources`: the name that a column has there; none if it is new. Raises `FencedError`.
+        `snapshot`: the published one. `sources`: the name that a column has there; none if it is new. `defaults`: the values of new
+        columns in the rows that it has, if `keeps_defaults`; NULL in others. The schema has them, if the catalog keeps them. Raises `FencedError`.
         """
 
     def take_over(

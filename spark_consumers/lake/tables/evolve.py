@@ -13,7 +13,10 @@ made, and (2) no value has changed without a change in the log.
    has no changes before its record, except those of other event triggers: they have other columns, or the table is copied again.
 2. A value changes silently if a column gets a default for old rows, or the table is rewritten. Both write the row of the column in
    `pg_attribute`. So a column may differ from the table's last known state only if the transaction of the record has written its row,
-   and then only in its name, or by a wider type that PostgreSQL's own conversion gives it (`widening`). A new column must be one without a value in old rows. A file that was replaced along with the row of a
+   and then only in its name, or by a wider type that PostgreSQL's own conversion gives it (`widening`). A new column must be one without a
+   value in old rows, or with a value that the server keeps for all of them (`attmissingval`: a default that is constant, or was evaluated
+   once) and a record has read there at the end of the command: rows before the record have that value, in data files
+   (`initial_default`) as in the changes before it (`Layout.defaults`). A file that was replaced along with the row of a
    column that kept name and type is a rewrite. If another transaction has written the row of a column, something was not recorded.
    The same row version proves nothing in the transaction that wrote it: each of its commands may have written the row once more.
 
@@ -23,8 +26,11 @@ Whatever is not covered by this is copied again, as without records.
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pyarrow as pa
+
 from spark_consumers.decode.types import arrow_schema, column_type
 from spark_consumers.lake.format.iceberg_schema import file_type
+from spark_consumers.lake.format.initial_default import value_of
 from spark_consumers.lake.manifest.table_version import Column as Described
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables.recorded import RecordedColumn, TableRecord
@@ -173,12 +179,35 @@ def _refused_new(column: RecordedColumn, shape: Shape, record: TableRecord) -> s
         return "a column was added and dropped again, which was not recorded"
     if not column.is_written:
         return f"the addition of its column {column.name!r} was not recorded"
-    if column.is_filled:
-        return f"its column {column.name!r} was added with a default, or NOT NULL"
+    if column.is_filled and column.missing is None:
+        return f"its column {column.name!r} was added with a default that the server does not keep, or NOT NULL"
+    if column.is_filled and _default_of(column) is None:
+        return f"its column {column.name!r} was added with a default that Iceberg cannot keep"
     if record.file != shape.file:
         # A default that has filled it may have been dropped by a command that fired no event trigger.
         return f"its rows were rewritten: its column {column.name!r} was added"
     return None
+
+
+def _default_of(column: RecordedColumn) -> pa.Scalar | None:
+    """The value of rows that are older than this new column; None if they have none, or one that cannot be kept."""
+    if column.missing is None:
+        return None
+    return value_of(column.missing, column_type(column.kind, column.typmod))
+
+
+def _defaults(
+    first: _Numbered, last: _Numbered, columns: pa.Schema, records: Sequence[TableRecord]
+) -> tuple[pa.Scalar | None, ...]:
+    """For each of the last columns, the value of older rows, by the record that has added it; of the type that the column has at last."""
+    found: list[pa.Scalar | None] = []
+    for number, field in zip(last, columns, strict=True):
+        value = None
+        if number not in first:
+            added = next(c for r in records for c in r.columns if c.number == number)
+            value = _default_of(added)
+        found.append(None if value is None else pa.array([value]).cast(field.type)[0])
+    return tuple(found)
 
 
 def _evolution(
@@ -199,21 +228,25 @@ def _evolution(
     if reason := unusable(columns.names, key, arrays_of(columns)):
         return FullResync(reason)
     places = [(0, 0), *(record.place for record in records)]
+    defaults = _defaults(first, last, columns, records)
     layouts = []
     for (offset, sequence), state in zip(places, states, strict=True):
         numbers = list(state)
         there = tuple(numbers.index(n) if n in state else None for n in last)
-        layouts.append(Layout(offset, tuple(state.values()), sequence, there))
+        layouts.append(Layout(offset, tuple(state.values()), sequence, there, defaults))
     numbers = list(first)
     sources = tuple(numbers.index(n) if n in first else None for n in last)
     return Evolution(
         tuple(layouts),
         sources,
         key,
-        reindexes=_has_other_digests(first, last, keys),
+        # Without a key, rows that are there get a value that is in their digests.
+        reindexes=_has_other_digests(first, last, keys)
+        or (not keys and any(value is not None for value in defaults)),
         places=frozenset(record.place for record in records),
         shape=shape,
         steps=steps,
+        defaults=defaults,
     )
 
 

@@ -25,6 +25,7 @@ class RecordedColumn:
     """A column: its number, name (None: it is dropped), type OID, modifier, and row version (xmin).
 
     `is_written`: the transaction of the record has written its row. `is_filled`: rows may have values that no change has carried.
+    `missing`: the value that all rows have which are older than a new column, as PostgreSQL writes it; None: it is not known.
     """
 
     number: int
@@ -35,6 +36,7 @@ class RecordedColumn:
     is_written: bool
     is_filled: bool
     is_generated: bool
+    missing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class Evolution:
     `layouts`: the columns of its changes, each from its place in the log on. `sources`: for each of the table's new columns, which of
     its columns it was; None: it is new. `key`: its new names. `reindexes`: whether rows have other digests in the row index then.
 
+    `defaults`: for each of the new columns, the value of rows that are older than it; None: NULL (or it is not new).
+
     By records (`recorded`): their `places` in the log, the table's `shape` behind the last one, and the columns behind each (`steps`).
     """
 
@@ -49,6 +51,7 @@ class Evolution:
     places: frozenset[tuple[int, int]] = frozenset()
     shape: Shape | None = None
     steps: tuple[Columns, ...] = ()
+    defaults: tuple[pa.Scalar | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

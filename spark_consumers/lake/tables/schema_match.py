@@ -31,14 +31,15 @@ _RESERVED: Final = frozenset(
 class Layout:
     """Behind message `sequence` of the entry at `offset`, a table's changes have these columns.
 
-    `there`: for each column of the table, which of these it is; None: it has none of them, and is NULL. Without it, these are the
-    table's first columns.
+    `there`: for each column of the table, which of these it is; None: it has none of them, and is NULL, or the value that it has among
+    `defaults`. Without it, these are the table's first columns.
     """
 
     offset: int
     columns: tuple[Column, ...]
     sequence: int = -1
     there: tuple[int | None, ...] | None = None
+    defaults: tuple[pa.Scalar | None, ...] = ()
 
     def key(self, names: Sequence[str], key: Sequence[str]) -> tuple[str, ...]:
         """The names here of the key of a table with these columns."""
@@ -196,7 +197,7 @@ def unexpected(batch: ChangeBatch, known: Mapping[int, Lsn]) -> set[int]:
 
 
 def conformed(batch: ChangeBatch, columns: pa.Schema, layout: Layout | None) -> ChangeBatch:
-    """The batch, which has this layout, with the table's columns: NULL in those that it does not have."""
+    """The batch, which has this layout, with the table's columns: their defaults, or NULL, in those that it does not have."""
     there: Sequence[int | None]
     if layout is None or layout.there is None:
         there = [at if at < len(batch.columns) else None for at in range(len(columns))]
@@ -212,9 +213,15 @@ def conformed(batch: ChangeBatch, columns: pa.Schema, layout: Layout | None) -> 
         sent = np.zeros(count, np.bool_)
         unchanged = np.column_stack([sent if at is None else unchanged[:, at] for at in there])
 
+    known = () if layout is None else layout.defaults
+    defaults = [*known, *[None] * (len(columns) - len(known))]
+
+    def absent(kind: pa.DataType, default: pa.Scalar | None) -> pa.Array:
+        return pa.nulls(count, kind) if default is None else pa.repeat(default, count)
+
     def arrays(found: list[pa.Array]) -> list[pa.Array]:
-        pairs = zip(there, columns.types, strict=True)
-        return [pa.nulls(count, kind) if at is None else found[at].cast(kind) for at, kind in pairs]
+        each = zip(there, columns.types, defaults, strict=True)
+        return [absent(kind, d) if at is None else found[at].cast(kind) for at, kind, d in each]
 
     def texts(found: dict[int, pa.Array]) -> dict[int, pa.Array]:
         return {to: found[at] for to, at in enumerate(there) if at in found}

@@ -22,6 +22,7 @@ from spark_consumers.lake.manifest.table_version import LIVE, PAUSED, RESUMING
 from spark_consumers.lake.policy import Policy
 from spark_consumers.lake.status import CopyStatus, EpochStatus, write_status
 from spark_consumers.lake.tables import expected, noticed, states
+from spark_consumers.lake.tables.disclosed import disclosed
 from spark_consumers.lake.tables.evolve import evolve
 from spark_consumers.lake.tables.fault import reason_of
 from spark_consumers.lake.tables.origin import Joins, joins
@@ -96,10 +97,13 @@ class TableWork:
         self._clock = clock
         self._progress = progress
         self._pins = pins
-        #: By a table's name, what the lake is to have of its rows; None once the chain has what came of comparing that.
-        self._rules: Callable[[str], RowRules] | None = rules
+        #: By a table's name, what the lake is to have of its rows; whether the chain has what came of comparing that.
+        self._rules = rules
+        self._is_compared = False
         #: By stream: the tables in its publication, `stream.schema.table`, when it was last seen.
         self._published: dict[str, set[str]] = {}
+        #: By stream and name: the OID of each of these tables.
+        self._oids: dict[str, dict[str, int]] = {}
         self._copy_after: dict[str, float] = {}
         #: How often a copy of a table has failed, or it could not be brought level.
         self._not_level: Counter[str] = Counter()
@@ -156,6 +160,7 @@ class TableWork:
             else:
                 changed = self._carry_out(changed, request, status, client, apart)
         changed = self._with_arrived(changed, status)
+        changed = self._without_disclosed(changed)
         changed, _ = self._compare(changed, publications)
         changed, outrun = states.without_outrun(changed, status.streams)
         for name, copy in outrun.items():
@@ -169,13 +174,25 @@ class TableWork:
 
     def _reconfigured(self, head: Manifest) -> Manifest:
         """The head without tables of other rules than the configuration's, before anything is done with one."""
-        if self._rules is None:
+        if self._is_compared:
             return head
         holds = self._policy.holds(copied_again=True)
         head, others = reconfigured(head, self._rules, holds=holds)
         for name in others:
             log.warning("masks or mode of table changed", table=name)
         return head
+
+    def _without_disclosed(self, head: Manifest) -> Manifest:
+        """The head with the reasons why renamed tables are not copied, if their earlier names had masks."""
+        reasons: dict[str, str] = {}
+        for oids in self._oids.values():
+            reasons |= disclosed(head, oids, self._rules)
+        for name, reason in reasons.items():
+            if head.not_copied.get(name) != reason:
+                log.error("table not copied", table=name, reason=reason)
+        if reasons.items() <= head.not_copied.items():
+            return head
+        return replace(head, not_copied={**head.not_copied, **reasons})
 
     def _read_requests(self) -> None:
         now = time.monotonic()
@@ -234,7 +251,7 @@ class TableWork:
 
     def settled(self, head: Manifest) -> None:
         """What `step` or `reshape` changed is in the chain."""
-        self._rules = None
+        self._is_compared = True
         for request in self._asked:
             if request.id in head.answered:
                 requests.forget(self._chain, request)
@@ -266,10 +283,11 @@ class TableWork:
         for stream, names in self._published.items():
             if stream not in head.streams or stream not in status.streams:
                 continue
+            refused = disclosed(head, self._oids[stream], self._rules)
             wanted = {
                 name
                 for name in states.wanted_copies(head, names) - self._copies.running
-                if self._copy_after.get(name, 0.0) <= now
+                if self._copy_after.get(name, 0.0) <= now and name not in refused
             }
             if not wanted:
                 continue
@@ -476,7 +494,10 @@ class TableWork:
         )
         for stream, began, publication in found:
             self._polled_at[stream] = began
-            self._published[stream] = {f"{stream}.{relation}" for relation in publication.shapes}
+            self._oids[stream] = {
+                f"{stream}.{relation}": shape.oid for relation, shape in publication.shapes.items()
+            }
+            self._published[stream] = set(self._oids[stream])
         return found
 
     def _compare(
