@@ -387,6 +387,7 @@ def test_a_table_that_is_mostly_others_or_damaged_is_copied(
         assert not {*before.values()} & {*paths(pipeline).values()}
 
 
+@pytest.mark.long
 def test_table_list_shows_how_far_the_comparison_is(pipeline, logged, monkeypatch):
     lose_slot(pipeline, "UPDATE docs SET title = 'lost' WHERE id = 1")
     begin_again(pipeline)
