@@ -473,7 +473,8 @@ def test_14_changes_of_a_large_table_read_and_write_none_of_its_rows(spark, tmp_
             pipeline.flush()
         scanned = scans()
         database.execute(
-            "ALTER TABLE large ALTER i TYPE bigint, ALTER r TYPE float8, ALTER n TYPE numeric(12, 2)"
+            "ALTER TABLE large ALTER i TYPE bigint, ALTER r TYPE float8",
+            "ALTER TABLE large ALTER n TYPE numeric(12, 2)",
         )
         changed = pipeline.flush()
         read_bytes = bytes_read() - begun
