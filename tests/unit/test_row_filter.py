@@ -78,6 +78,8 @@ def test_a_masked_column_is_refused():
             {"id", "t"},
         ),
         ('"Odd" IN (1, NULL)', """(("Odd" = '1'::bigint) OR ("Odd" = NULL))""", {"Odd"}),
+        ("id IS NOT NULL", '(NOT ("id" IS NULL))', {"id"}),
+        ("b IS NOT TRUE", '(NOT ("b" IS TRUE))', {"b"}),
         ("not b -- now", '(NOT "b")', {"b"}),
     ],
 )

@@ -1,6 +1,7 @@
 """Reads the condition of a row filter into its tree (`row_filter`), or refuses it. Pure.
 
-Every form that is not known here is refused, so another version of sqlglot may add forms, and changes the meaning of none.
+Every form that is not known here is refused, and every argument of a known form (`_ARGUMENTS`), such as one that negates it. So another
+version of sqlglot may add forms, and changes the meaning of none.
 """
 
 import re
@@ -80,10 +81,34 @@ def _opened(text: str, columns: tuple[Column, ...], masked: frozenset[str]) -> R
         raise _refused("it must be one condition")
     reader = _Reader({c.name: c for c in columns}, masked)
     try:
+        _check_arguments(where.this)
         tree = reader.condition(where.this)
     except RecursionError:
         raise _refused("the condition is nested too deeply") from None
     return RowFilter(tree, frozenset(reader.read))
+
+
+#: The forms of a condition, and the arguments that each may have.
+_ARGUMENTS: Final[Mapping[type[exp.Expr], frozenset[str]]] = {
+    **{kind: frozenset({"this", "expression"}) for kind in (*_OPERATORS, exp.And, exp.Or)},
+    **{kind: frozenset({"this"}) for kind in (exp.Paren, exp.Not, exp.Neg, exp.Column)},
+    **{kind: frozenset({"this"}) for kind in (exp.Boolean, exp.Null, exp.DataType)},
+    exp.Is: frozenset({"this", "expression", "negate"}),
+    exp.Between: frozenset({"this", "low", "high"}),
+    exp.In: frozenset({"this", "expressions"}),
+    exp.Identifier: frozenset({"this", "quoted"}),
+    exp.Literal: frozenset({"this", "is_string"}),
+    exp.Cast: frozenset({"this", "to"}),
+}
+
+
+def _check_arguments(condition: exp.Expr) -> None:
+    """Refuse a known form with an argument that is not known."""
+    for node in condition.walk():
+        known = _ARGUMENTS.get(type(node))
+        given = {name for name, value in node.args.items() if value not in (None, False, [])}
+        if known is not None and given - known:
+            raise _refused(f"{node.sql(dialect='postgres')!r:.80} is not supported")
 
 
 class _Reader:
@@ -139,6 +164,10 @@ class _Reader:
         return self._columns[name]
 
     def _is(self, node: exp.Is) -> Node:
+        found = self._is_so(node)
+        return Logic("NOT", (found,)) if node.args.get("negate") else found
+
+    def _is_so(self, node: exp.Is) -> Node:
         column = self._column(node.this)
         if isinstance(node.expression, exp.Null):
             if column.type_oid >= _OWN_TYPES:
