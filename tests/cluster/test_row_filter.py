@@ -79,7 +79,7 @@ def condition(draw, depth=3):
     form = draw.randrange(6)
     if form == 0:
         return f"{name} IS {draw.choice(['', 'NOT '])}NULL"
-    if form == 1:
+    if form == 1 and name != "f4":
         values = ", ".join(draw.choice(literals) for _ in range(3))
         return f"{name} {draw.choice(['', 'NOT '])}IN ({values})"
     if form == 2 and name not in EQUAL_ONLY:

@@ -30,7 +30,8 @@ from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.postgres.protocol.pgoutput import Column
 
 _INTEGERS: Final = (21, 23, 20)
-_FLOATS: Final = (700, 701)
+_REAL: Final = 700
+_FLOATS: Final = (_REAL, 701)
 _TEXTS: Final = (25, 1043)
 _BOOLEAN: Final = 16
 _DATE: Final = 1082
@@ -132,6 +133,9 @@ class _Reader:
             bounds = (self._compared(">=", node.this, low), self._compared("<=", node.this, high))
             return Logic("AND", bounds)
         if isinstance(node, exp.In) and node.expressions:
+            if isinstance(node.this, exp.Column) and self._column(node.this).type_oid == _REAL:
+                # PostgreSQL rounds the values of a list to the column's type, and none that is compared by =.
+                raise _refused("a real column is not compared with a list: use =")
             return Logic(
                 "OR", tuple(self._compared("=", node.this, each) for each in node.expressions)
             )
