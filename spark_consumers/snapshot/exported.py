@@ -12,8 +12,8 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import psycopg
@@ -100,6 +100,13 @@ class PublishedTable:
     def full_name(self) -> str:
         """`schema.table`."""
         return relation_name(self.schema, self.name)
+
+    def restricted(self, condition: str) -> Self:
+        """The table with those rows only that meet this condition as well; empty: all."""
+        if not condition:
+            return self
+        both = f"({self.row_filter}) AND {condition}" if self.row_filter else condition
+        return replace(self, row_filter=both)
 
 
 @dataclass(frozen=True, slots=True)

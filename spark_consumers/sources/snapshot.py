@@ -120,7 +120,7 @@ class SnapshotSource(DataSource):
     """The data source. Raises `UsageError`, `SnapshotError`, and the errors of connections.
 
     Of Tuskline's own copies: `parts`: what is to be read, instead of the whole table; `slot`: of the snapshot (`ExportedSnapshot`);
-    `masking`: how the columns are masked, which fits the table.
+    `masking`: how the columns are masked, which fits the table; `condition`: which rows are read, in SQL; empty: all.
     """
 
     def __init__(
@@ -129,8 +129,10 @@ class SnapshotSource(DataSource):
         parts: Sequence[Part] | None = None,
         slot: str = "",
         masking: Masking = NOTHING,
+        condition: str = "",
     ) -> None:
         super().__init__(options)
+        self.condition = condition
         self.parts = parts
         self.slot = slot
         self.masking = masking
@@ -342,13 +344,14 @@ def _table(
     """The table of the snapshot. Its row filter names the columns as the snapshot does, or `SnapshotError`."""
     table = one_table(connection, source.name_of_table, source.publication)
     if table.row_filter is None:
-        return table
+        return table.restricted(source.condition)
     # The server writes the filter with today's names: it is asked once more, while they cannot change.
     relation = (table.schema, table.name)
     connection.execute(same_relation.lock(relation))
     (found,) = connection.execute(same_relation.question(relation, table.oid)).fetchall()
     same_relation.check(relation, RelationAnswer(*found), describe(source.dsn))
-    return one_table(connection, source.name_of_table, source.publication)
+    table = one_table(connection, source.name_of_table, source.publication)
+    return table.restricted(source.condition)
 
 
 def _check_columns(expected: Sequence[str], found: Sequence[str], table: str) -> None:

@@ -249,6 +249,14 @@ def test_deletes_of_no_table_are_named(tmp_path, line, message):
         ('pattern = "public.*"\nmask = { email = "md5" }', "mask of email: 'md5' is not \"hash\""),
         ('pattern = "public.*"\nmask = { a = "drop", A = "hash" }', "column a has two masks"),
         ('pattern = "public.*"\nmask = { "a b" = "drop" }', "'a b' is not a column"),
+        (
+            'pattern = "public.*"\nrows = "a = 1"\nmode = "soft_delete"',
+            'rows cannot be combined with mode = "soft_delete"',
+        ),
+        (
+            'pattern = "public.*"\nrows = "a = 1"\nfeed = true',
+            "rows cannot be combined with feed",
+        ),
         ('pattern = "public.*"\nmode = "deleted"', 'mode = "deleted" is none of "current"'),
     ],
 )

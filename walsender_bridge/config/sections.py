@@ -17,7 +17,12 @@ from pydantic import (
 
 from walsender_bridge.postgres.change_feed import parse_feed
 from walsender_bridge.postgres.column_masks import parse_masks
-from walsender_bridge.postgres.table_layout import CURRENT, MODES, LayoutRule, TableLayout
+from walsender_bridge.postgres.table_layout import (
+    CURRENT,
+    MODES,
+    LayoutRule,
+    TableLayout,
+)
 from walsender_bridge.postgres.table_patterns import Choice, Pattern
 from walsender_bridge.runtime.tls_files import TlsFiles
 
@@ -217,7 +222,7 @@ class LogServerSection(_Section):
 
 
 class LakeTablesSection(_Section):
-    """`[[lake.tables]]`: partitions, order of rows, Iceberg's properties, masks, mode and change feeds of the tables that match a pattern."""
+    """`[[lake.tables]]`: partitions, order of rows, Iceberg's properties, masks, mode, row filter and change feeds of the tables that match."""
 
     #: As in the `tables` of a source: schema.table, with `*`.
     pattern: str
@@ -233,6 +238,8 @@ class LakeTablesSection(_Section):
     mask: dict[str, str | dict[str, str]] = {}
     #: "current", or "soft_delete": deleted rows are kept, with the time of their deletion.
     mode: str = CURRENT
+    #: A condition in PostgreSQL's SQL: the lake has the rows that meet it.
+    rows: str = ""
     #: Whether each table has a change feed beside it; or how feeds are named, if not "{table}_changes".
     feed: bool | str = False
 
@@ -251,8 +258,18 @@ class LakeTablesSection(_Section):
         if self.mode not in MODES:
             known = ", ".join(f'"{mode}"' for mode in MODES)
             raise ValueError(f'mode = "{self.mode}" is none of {known}')
+        if self.rows and (self.mode != CURRENT or self.feed):
+            # What a filter keeps out of the table must not be in its feed.
+            other = "feed" if self.feed else f'mode = "{self.mode}"'
+            raise ValueError(f"rows cannot be combined with {other}")
         return LayoutRule(
-            pattern, layout, self.source, parse_masks(self.mask), self.mode, parse_feed(self.feed)
+            pattern,
+            layout,
+            self.source,
+            parse_masks(self.mask),
+            self.mode,
+            parse_feed(self.feed),
+            self.rows.strip(),
         )
 
 

@@ -206,15 +206,19 @@ def compression(properties: Mapping[str, str]) -> tuple[str, int | None]:
 
 
 class RowRules(NamedTuple):
-    """What the lake has of a table's rows: which columns are masked, and whether deleted rows are kept (`MODES`)."""
+    """What the lake has of a table's rows: which columns are masked, whether deleted rows are kept (`MODES`), and which rows it has.
+
+    `row_filter`: a condition in PostgreSQL's SQL; empty: all rows.
+    """
 
     masks: tuple[ColumnMask, ...] = ()
     mode: str = CURRENT
+    row_filter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutRule:
-    """A layout for the tables that match a pattern, of one source (by its name) or of all; which columns are masked; the mode.
+    """A layout for the tables that match a pattern, of one source (by its name) or of all; what it has of their rows (`RowRules`).
 
     `feed`: how the change feeds of the tables are named (`change_feed`); empty: they have none.
     """
@@ -225,6 +229,7 @@ class LayoutRule:
     masks: tuple[ColumnMask, ...] = ()
     mode: str = CURRENT
     feed: str = ""
+    row_filter: str = ""
 
     def matches(self, name: str) -> bool:
         """Whether it is for this table, `stream.schema.table`."""
@@ -240,7 +245,7 @@ def layout_of(rules: Iterable[LayoutRule], name: str) -> TableLayout:
 def rules_of(rules: Iterable[LayoutRule], name: str) -> RowRules:
     """What the lake has of the rows of a table (`stream.schema.table`), by the first rule that matches it; its masks are ordered."""
     found = next((rule for rule in rules if rule.matches(name)), None)
-    return RowRules() if found is None else RowRules(found.masks, found.mode)
+    return RowRules() if found is None else RowRules(found.masks, found.mode, found.row_filter)
 
 
 def feed_of(rules: Iterable[LayoutRule], name: str) -> str:

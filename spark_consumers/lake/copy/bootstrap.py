@@ -64,6 +64,7 @@ from spark_consumers.lake.manifest.table_version import Column
 from spark_consumers.lake.manifest.takeover import term_of
 from spark_consumers.lake.policy import CHUNK_BYTES, copies_on_write, deletes_by_position
 from spark_consumers.lake.store.place import Place, carried, place
+from spark_consumers.lake.tables import row_condition
 from spark_consumers.lake.tables.new_folder import new_folder
 from spark_consumers.lake.tables.origin import Origin, check
 from spark_consumers.lake.tables.schema_change import schema_hash
@@ -155,7 +156,9 @@ class _Table:
     #: As in `Publication`.
     empty: frozenset[int]
     masking: Masking = NOTHING
-    mode: str = CURRENT
+    rules: RowRules = field(default_factory=RowRules)
+    #: Which rows are read, in SQL; empty: all.
+    condition: str = ""
 
     @property
     def name(self) -> str:
@@ -165,7 +168,7 @@ class _Table:
     @property
     def kept(self) -> PublishedTable:
         """The table as the lake has it."""
-        columns = of_lake(self.published.columns, self.masking.masks, self.mode)
+        columns = of_lake(self.published.columns, self.masking.masks, self.rules.mode)
         return replace(self.published, columns=columns)
 
 
@@ -256,6 +259,7 @@ class TableCopier:
                     masking = self._masking(name, published[relation], rules)
                     if rules.mode == SOFT_DELETE:
                         _check_keeps(name, published[relation])
+                    condition = _condition(name, published[relation], rules)
                     table = _Table(
                         request,
                         snapshot,
@@ -263,7 +267,8 @@ class TableCopier:
                         shape,
                         found.empty,
                         masking,
-                        rules.mode,
+                        rules,
+                        condition,
                     )
                     made = self._copy(table, partials.get(name), progress[name])
                 except UnsupportedByCatalogError:
@@ -460,7 +465,8 @@ class TableCopier:
             timeline=snapshot.timeline,
             shape=table.shape.dump(),
             masks=table.masking.masks,
-            mode=table.mode,
+            mode=table.rules.mode,
+            row_filter=table.rules.row_filter,
             copy_on_write=copies_on_write(self._deletes, table.name),
         )
 
@@ -523,8 +529,13 @@ class TableCopier:
             chunk.ranges if chunk is not None else None,
             snapshot.slot,
             table.masking,
+            table.condition,
         )
-        apart = table.mode == CURRENT and quarantines(self._on_unrepresentable_value, name)
+        apart = (
+            table.rules.mode == CURRENT
+            and not table.rules.row_filter
+            and quarantines(self._on_unrepresentable_value, name)
+        )
         prefix = f"{folder}/data/copy-t{request.term}"
         return write_source(
             self._spark,
@@ -588,6 +599,14 @@ def _check_keeps(name: str, table: PublishedTable) -> None:
             repair='set mode = "current" in the first [[lake.tables]] whose pattern matches the table, and start `lake run` again; '
             "or change the table",
         )
+
+
+def _condition(name: str, table: PublishedTable, rules: RowRules) -> str:
+    """The table's row filter in SQL; nothing without one. Raises `NotSupportedError` for one that it cannot have."""
+    if not rules.row_filter:
+        return ""
+    masked = frozenset(mask.column for mask in rules.masks)
+    return row_condition.opened(rules.row_filter, tuple(table.columns), masked, where=name).sql
 
 
 def _shapes(source: Source, snapshot: ExportedSnapshot, known: Collection[int]) -> Publication:

@@ -148,7 +148,7 @@ def _differs(partial: TableVersion, now: TableVersion) -> str | None:
     if partial.relation_id != now.relation_id:
         return "the table was dropped, and another one created with its name"
     if partial.rules != now.rules:
-        return "its masked columns or its mode have changed since its copy began"
+        return "its masked columns, its mode or its row filter have changed since its copy began"
     if (partial.layout, partial.key) != (now.layout, now.key):
         return "its columns or its key have changed since its copy began"
     return None

@@ -52,11 +52,15 @@ class CompleteTask:
 
 @dataclass(frozen=True)
 class Completed:
-    """The files that have the completed rows: the representable ones, and the quarantined ones."""
+    """The files that have the completed rows: the representable ones, and the quarantined ones.
+
+    `dropped`: how many rows do not meet the table's row filter.
+    """
 
     table: str
     rows: tuple[FileInfo, ...] = ()
     quarantined: QuarantineFile | None = None
+    dropped: int = 0
 
 
 def run_complete(task: CompleteTask) -> Completed:
@@ -65,11 +69,10 @@ def run_complete(task: CompleteTask) -> Completed:
     if task.rewrite is not None:
         files = rewritten(task.target, task.rewrite, prefix.format("rewritten"))
         return Completed(task.target.name, files)
-    rows, quarantined = _patch(task, prefix.format("rows"))
-    return Completed(task.target.name, rows, quarantined)
+    return _patch(task, prefix.format("rows"))
 
 
-def _patch(task: CompleteTask, path: str) -> tuple[tuple[FileInfo, ...], QuarantineFile | None]:
+def _patch(task: CompleteTask, path: str) -> Completed:
     assert task.patched is not None
     assert task.patches is not None
     target = task.target
@@ -85,6 +88,7 @@ def _patch(task: CompleteTask, path: str) -> tuple[tuple[FileInfo, ...], Quarant
     aside = quarantine.is_unrepresentable(wide, width)
     quarantined: list[list[pa.Array]] = []
     parts: list[list[pa.Array]] = []
+    dropped = 0
     for before, at in _rows_before(target, task.patched):
         found = pa.array(at)
         part = []
@@ -92,6 +96,13 @@ def _patch(task: CompleteTask, path: str) -> tuple[tuple[FileInfo, ...], Quarant
             sent = one(patches, f"c{i}").take(found).cast(column.type)
             unset = one(patches, f"u{i}").take(found)
             part.append(pc.if_else(unset, one(before, column.name), sent))
+        if target.row_filter is not None:
+            meets = target.row_filter.matches(schema.names, part)
+            dropped += int((~meets).sum())
+            part = [column.filter(pa.array(meets)) for column in part]
+            # Such a table has no quarantined rows.
+            parts.append(part)
+            continue
         out = aside[at]
         if out.any():
             kinds = target.columns.types
@@ -106,9 +117,10 @@ def _patch(task: CompleteTask, path: str) -> tuple[tuple[FileInfo, ...], Quarant
     file = None
     if quarantined:
         file = quarantine.write_quarantined(target, f"patched-{task.number}", _stacked(quarantined))
-    if not parts:
-        return (), file
-    return write_arranged(path, _stacked(parts), schema, target.arrangement), file
+    files: tuple[FileInfo, ...] = ()
+    if parts:
+        files = write_arranged(path, _stacked(parts), schema, target.arrangement)
+    return Completed(target.name, files, file, dropped)
 
 
 def _rows_before(target: Target, patched: PatchedRows) -> Iterator[tuple[pa.Table, Int64s]]:

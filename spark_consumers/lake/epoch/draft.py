@@ -45,7 +45,10 @@ class Draft:
     def locate(self, located: Sequence[Located]) -> None:
         """Take what the parts have found."""
         damaged = [part.damage for part in located if part.damage]
-        if damaged:
+        lacking = [part.lacks for part in located if part.lacks]
+        if lacking:
+            self.found(Removed(self.target.name, lacks=lacking[0]))
+        elif damaged:
             self.found(Removed(self.target.name, damage=damaged[0]))
         else:
             self.located = tuple(located)

@@ -69,6 +69,7 @@ from spark_consumers.lake.tables import noticed
 from spark_consumers.lake.tables.doubt import each_table, passing
 from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
 from spark_consumers.lake.tables.recorded import TableRecord
+from spark_consumers.lake.tables.row_filter import filter_of
 from spark_consumers.lake.tables.schema_change import Evolution, first_layout, schema_hash
 from spark_consumers.lake.tables.schema_match import SchemaMismatch, of_layout
 from spark_consumers.lake.tables.shape import Shape, with_columns_of
@@ -240,7 +241,10 @@ class EpochWriter:
                 raise ShapeChangedError(changed.mismatches, changed.records, followed) from None
             timings.stage = time.monotonic() - began
             fail_point.hit("staged")
-            tables = self._write_tables(plan, targets, stage, staged, removed, forced, timings)
+            try:
+                tables = self._write_tables(plan, targets, stage, staged, removed, forced, timings)
+            except ShapeChangedError as changed:
+                raise ShapeChangedError(changed.mismatches, changed.records, followed) from None
             timings.write = time.monotonic() - began - timings.stage
             views = self._write_views(head, plan, tables, stage, timings)
             timings.views = time.monotonic() - began - timings.stage - timings.write
@@ -493,8 +497,10 @@ class EpochWriter:
         return replace(
             Target.of(name, table, f"{path}/data/", columns, file_schema),
             partitions=noticed.partitions(table),
-            # A row that is kept has no place beside the table.
-            quarantines=table.mode == CURRENT and quarantines(self._on_unrepresentable_value, name),
+            # Beside the table there is no place for a row that is kept, or that may not meet a row filter.
+            quarantines=table.mode == CURRENT
+            and not table.row_filter
+            and quarantines(self._on_unrepresentable_value, name),
             quarantine_files=tuple(f"{path}/{file}" for file in table.quarantine_files),
             retry_quarantined=table.retry_quarantined,
             copy_on_write=copies_on_write(self._deletes, name),
@@ -503,6 +509,7 @@ class EpochWriter:
             is_maintained=self.is_maintained and not arrangement.sort,
             chunks=table.chunks,
             masking=opened(table.masks, self._mask_key),
+            row_filter=filter_of(name, table),
         )
 
     def _run(
@@ -564,6 +571,14 @@ class EpochWriter:
         for again in range(_BUILDS):
             self._build_indexes(plan, drafts, todo, stage, scratch)
             todo = self._complete(plan, drafts, todo, scratch)
+            lacking = {name: draft.removed.lacks for name, draft in drafts.items()}
+            mismatches = [
+                SchemaMismatch(name, 0, 0, (), frozenset(), reason)
+                for name, reason in lacking.items()
+                if reason
+            ]
+            if mismatches:
+                raise ShapeChangedError(mismatches, {}, plan.tables)
             if not todo:
                 break
             for name in todo:
@@ -714,6 +729,7 @@ class EpochWriter:
         path = self._path(table)
         removed = draft.removed
         count = (0 if staged.truncated else table.rows) + staged.added + removed.absent
+        count -= sum(each.dropped for each in completed)
         write = TableWrite(
             plan.version,
             draft.base,

@@ -8,7 +8,7 @@ Where several tasks compose a table, each of them finds what its own part remove
 them to the vectors, a part at a time.
 
 Every removal must find its rows: anything else means that the table and the log do not belong together, and is an error,
-never a lost or additional row. Only a table that keeps deleted rows is asked for the row of any key that is written, which it may not have.
+never a lost or additional row. Only a table that keeps deleted rows, or has a row filter, is asked for the row of any key that is changed, which it may not have.
 """
 
 from collections import Counter, defaultdict
@@ -81,13 +81,14 @@ class PatchedRows:
 class Located:
     """What the changes of one part of a table remove: `found`, a file of positions in data files (None: nothing).
 
-    `patched`: where the rows are that its patches complete. `damage`: see `Removed`.
+    `patched`: where the rows are that its patches complete. `damage`, `lacks`: see `Removed`.
     """
 
     table: str
     found: str | None = None
     patched: tuple[PatchedRows, ...] = ()
     damage: str = ""
+    lacks: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class Removed:
 
     `vectors` take the place of `replaced`, and the data files `gone` of nothing. `runs`: the new index, if nothing is to
     do. `damage`: why the index has to be built again; then nothing else was done. `absent`: how many rows were not there.
+    `lacks`: why the table has to be copied again; then nothing else was done, either.
     """
 
     table: str
@@ -120,6 +122,11 @@ class Removed:
     rewrites: tuple[Rewrite, ...] = ()
     runs: tuple[Run, ...] | None = None
     absent: int = 0
+    lacks: str = ""
+
+
+class _LacksError(Exception):
+    """A value was not sent, and the table does not have its row."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +197,8 @@ def _run_location(task: RemovalTask) -> Located:
             patched = tuple(_patches(task, liveness, found)) if task.staged.patches else ()
     except IndexDamagedError as error:
         return Located(name, damage=str(error))
+    except _LacksError as error:
+        return Located(name, lacks=str(error))
     if not len(found):
         return Located(name)
     path = f"{task.scratch}/{task.target.scratch_name}-found.arrow"
@@ -208,6 +217,8 @@ def run_removal(task: RemovalTask) -> Removed:
         return _removed(task)
     except IndexDamagedError as error:
         return Removed(task.target.name, damage=str(error))
+    except _LacksError as error:
+        return Removed(task.target.name, lacks=str(error))
 
 
 def _removed(task: RemovalTask) -> Removed:
@@ -323,7 +334,7 @@ def _found(task: RemovalTask, liveness: Liveness, runs: Sequence[RunReader]) -> 
     wanted = np.concatenate(counts)
     found = find(runs, liveness, together(digests), wanted)
     if staged.deletes:
-        if not target.keeps_deleted:
+        if not target.may_lack_rows:
             check_found(target, len(found), len(wanted))
         return found
     there = np.bincount(found.wanted, minlength=len(wanted))
@@ -351,6 +362,11 @@ def _patches(task: RemovalTask, liveness: Liveness, found: Found) -> Iterator[Pa
     place = np.full(int(max(there.max(initial=-1), here.max(initial=-1))) + 1, -1, np.int64)
     place[there[found.wanted]] = np.arange(len(found))
     at = place[here]
+    if target.row_filter is not None and (at < 0).any():
+        raise _LacksError(
+            "an UPDATE moved a row into its row filter, or may have, without an unchanged TOAST value; with REPLICA IDENTITY"
+            " FULL that value is sent"
+        )
     check_found(target, int((at >= 0).sum()), len(here))
     prefix = f"{task.scratch}/{target.stage}-{target.scratch_name}-places"
     first = 0

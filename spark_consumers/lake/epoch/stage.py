@@ -20,7 +20,7 @@ from spark_consumers.decode.entries import ChangeBatch, decode_entries, rows_of
 from spark_consumers.decode.frames import Transaction
 from spark_consumers.decode.spans import MAX_BUFFER
 from spark_consumers.fold.kept import compose_kept, fold_kept
-from spark_consumers.fold.keyed import Fold, compose, fold
+from spark_consumers.fold.keyed import ABSENT, Fold, compose, fold
 from spark_consumers.fold.multiset import MultisetFold, compose_multisets, fold_multiset
 from spark_consumers.fold.serial import fold_from_table
 from spark_consumers.lake.epoch import divided, quarantine
@@ -40,6 +40,7 @@ from spark_consumers.lake.format.table_format import ROW_ID, FileInfo
 from spark_consumers.lake.tables.chunks import missing
 from spark_consumers.lake.tables.fault import TableFault, fault_of
 from spark_consumers.lake.tables.recorded import DDL_TABLE, TableRecord, records_in
+from spark_consumers.lake.tables.row_filter import RowFilter
 from spark_consumers.lake.tables.schema_match import (
     SchemaMismatch,
     by_layout,
@@ -456,7 +457,31 @@ def with_held(
         with of_table(target):
             folded = before if folded is None else composed(before, folded)
     assert folded is not None
-    return folded
+    return folded if target.row_filter is None else filtered(target, target.row_filter, folded)
+
+
+def filtered(
+    target: Target, condition: RowFilter, folded: Fold | MultisetFold
+) -> Fold | MultisetFold:
+    """The fold of a table that has only the rows that meet the condition.
+
+    The fold has each row as the source has it behind all changes, and a key whose row was there goes in any case, if the table has
+    it. So it is sufficient to leave out rows that do not meet the condition. Of a patch that may not be known yet: then it is
+    evaluated when the patch is completed.
+    """
+    names = target.columns.names
+    meets = condition.matches(names, folded.columns)
+    if isinstance(folded, MultisetFold):
+        chosen = pa.array(meets)
+        rows = [column.filter(chosen) for column in folded.columns]
+        return replace(folded, columns=rows, delta=folded.delta[meets])
+    unset = folded.unset
+    if unset is None:
+        unset = np.zeros((len(folded), len(names)), np.bool_)
+    read = [place for place, name in enumerate(names) if name in condition.columns]
+    known = ~unset[:, read].any(axis=1)
+    state = np.where(known & ~meets, ABSENT, folded.state).astype(np.uint8)
+    return replace(folded, state=state)
 
 
 def write_fold(

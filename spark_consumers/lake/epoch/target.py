@@ -15,6 +15,7 @@ from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
 from spark_consumers.lake.manifest.table_version import Chunk, TableVersion
 from spark_consumers.lake.store.place import place
+from spark_consumers.lake.tables.row_filter import RowFilter
 from spark_consumers.lake.tables.schema_match import Layout
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.pgoutput import Column
@@ -36,7 +37,7 @@ class Target:
     `by_position`: removed rows are in files of positions (`policy`). `arrangement`: how its data files are written.
     `chunks`: of a copy that was read from several snapshots, until it is shown. `is_maintained`: data files are rewritten by a maintainer, where it can.
     `masking`: how its changes are masked, or why they must not be decoded. `keeps_deleted`: deleted rows stay, with the marks in the
-    last two columns (`fold.kept`). `feed`: where its changes go, too.
+    last two columns (`fold.kept`). `feed`: where its changes go, too. `row_filter`: which rows it has; None: all.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Target:
     masking: Masking | str = NOTHING
     keeps_deleted: bool = False
     feed: FeedTarget | None = None
+    row_filter: RowFilter | None = None
 
     @classmethod
     def of(
@@ -78,6 +80,11 @@ class Target:
             relation_id=table.relation_id,
             keeps_deleted=table.mode == SOFT_DELETE,
         )
+
+    @property
+    def may_lack_rows(self) -> bool:
+        """Whether it may lack a row that a change is of."""
+        return self.keeps_deleted or self.row_filter is not None
 
     @property
     def scratch_name(self) -> str:

@@ -36,6 +36,7 @@ from spark_consumers.lake.equality.record import (
 from spark_consumers.lake.manifest.chain import Chain, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import LIVE, RESUMING, TableVersion
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
+from spark_consumers.lake.tables.row_filter import filter_of
 from spark_consumers.lake.tables.sources import Source
 from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.snapshot.exported import AwaitedTransaction, PublishedTable
@@ -242,6 +243,9 @@ class _Comparison:
         self._name = name
         self._there: PublishedTable = cut.published[name]
         self._table: TableVersion = cut.lake.manifest.tables[name]
+        condition = filter_of(name, self._table)
+        if condition is not None:
+            self._there = self._there.restricted(condition.sql)
         names = [column for column, *_ in self._table.layout]
         frame = cut.lake[name]
         if self._table.mode == SOFT_DELETE:

@@ -46,6 +46,7 @@ from spark_consumers.lake.manifest.reader_leases import HOLD
 from spark_consumers.lake.manifest.table_version import RESUMING, STALE
 from spark_consumers.lake.store.place import Place, carried, remove_tree
 from spark_consumers.lake.tables import noticed
+from spark_consumers.lake.tables.row_filter import filter_of
 from spark_consumers.lake.tables.schema_change import first_layout
 from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.spark.requirements import has_jvm
@@ -56,6 +57,8 @@ from walsender_bridge.postgres.protocol.lsn import Lsn
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+#: Why a table with a row filter is left out.
+_PATCHED: Final = "it has a row filter, and a row was changed without an unchanged TOAST value; the next epoch has it"
 #: Bytes of a table's folds that are sent to all executors for a query.
 _SMALL: Final = 16 << 20
 #: Bytes of a table's folds that are composed by the driver, if they are here.
@@ -95,6 +98,10 @@ class LogTail:
                 came[one.table].update(json.loads(one.content))
             else:
                 self._folds[one.table].append(one)
+        for name, folds in self._folds.items():
+            if self._targets[name].row_filter is not None and any(one.patches for one in folds):
+                # The row may not be in the table: then an epoch has the table copied.
+                self.left_out.setdefault(name, _PATCHED)
         # What a poll of the source would say of them is not known here.
         self.left_out |= noticed.after_partition_changes(self.tables, came, ())[1]
 
@@ -290,4 +297,5 @@ def _target(
         quarantine_files=tuple(f"{path}/{file}" for file in table.quarantine_files),
         chunks=table.chunks,
         masking=opened(table.masks, key),
+        row_filter=filter_of(name, table),
     )

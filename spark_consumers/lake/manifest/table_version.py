@@ -82,7 +82,7 @@ class TableVersion:
     `runs`: the row index (`spark_consumers.lake.index`), as the paths of its runs below `path` and how much each holds, the
     oldest first. None: it has to be built from the table's files. `copy_on_write`: its data files have no removed rows, as
     the configuration said when they were written (`policy`). `chunks`: of a copy that was read from several snapshots, those
-    that it has, of which `start_lsn` is the last one's; empty once the table is shown. `masks` and `mode`: what the configuration said of its rows
+    that it has, of which `start_lsn` is the last one's; empty once the table is shown. `masks`, `mode` and `row_filter`: what the configuration said of its rows
     when it was copied (`table_layout.RowRules`).
     """
 
@@ -115,11 +115,12 @@ class TableVersion:
     chunks: tuple[Chunk, ...] = ()
     masks: tuple[ColumnMask, ...] = ()
     mode: str = CURRENT
+    row_filter: str = ""
 
     @property
     def rules(self) -> RowRules:
         """What it has of the source's rows."""
-        return RowRules(self.masks, self.mode)
+        return RowRules(self.masks, self.mode, self.row_filter)
 
     @property
     def is_partial(self) -> bool:

@@ -1,7 +1,7 @@
 """Finds the tables of whose rows the lake is to have something else than it has, when a writer begins. Pure.
 
-The masks and the mode of a table (`RowRules`) are those of its copy: every value in its files was masked so, and every deleted row was
-kept or not. With others, or another key of masks, it is copied again, and does not follow until then: no change is written as it must
+The masks, the mode and the row filter of a table (`RowRules`) are those of its copy: every value in its files was masked so, every deleted
+row was kept or not, and every row in them met the filter. With others, or another key of masks, it is copied again, and does not follow until then: no change is written as it must
 not be any more. Copies that are not shown yet are given up. A table that is paused is copied when it is resumed; one that has left the
 publication stays as it is, and is copied if it comes back.
 """
@@ -16,6 +16,7 @@ from walsender_bridge.postgres.table_layout import RowRules
 
 MASKS = "its masked columns are configured otherwise than when it was copied"
 MODE = "its mode is configured otherwise than when it was copied"
+FILTER = "its row filter is configured otherwise than when it was copied"
 
 
 def reconfigured(
@@ -33,6 +34,12 @@ def reconfigured(
         if name not in copies or not table.resync
     ]
     for name in others:
-        reason = MASKS if head.tables[name].masks != rules(name).masks else MODE
+        reason = _reason(head.tables[name].rules, rules(name))
         head = states.outdate(head, name, reason, holds=holds)
     return head, others
+
+
+def _reason(before: RowRules, now: RowRules) -> str:
+    if before.masks != now.masks:
+        return MASKS
+    return MODE if before.mode != now.mode else FILTER

@@ -99,6 +99,18 @@ def first_layout(table: TableVersion) -> tuple[Layout, ...]:
     return (Layout(0, table.layout),) if table.layout else ()
 
 
+def of_filter(table: TableVersion, evolution: Evolution, columns: frozenset[str]) -> str | None:
+    """Why a table whose row filter reads these columns cannot change so in place; None if it can: each stays what it was."""
+    now = evolution.layouts[-1].columns
+    kept = {
+        column[0]
+        for column, at in zip(now, evolution.sources, strict=True)
+        if at is not None and table.layout[at] == column
+    }
+    gone = sorted(columns - kept)
+    return f"its column {gone[0]!r}, which its row filter names, was changed" if gone else None
+
+
 def not_plain(added: Sequence[Column], catalog: Mapping[str, tuple[int, int, bool]]) -> str | None:
     """Why added columns cannot be taken as they are; None if they can.
 

@@ -30,12 +30,14 @@ from spark_consumers.lake.tables.publication_poller import PublicationPoller
 from spark_consumers.lake.tables.reconfigured import reconfigured
 from spark_consumers.lake.tables.recorded import TableRecord
 from spark_consumers.lake.tables.removed import without_departed
+from spark_consumers.lake.tables.row_filter import filter_of
 from spark_consumers.lake.tables.schema_change import (
     Evolution,
     FullResync,
     evaluate,
     first_layout,
     not_plain,
+    of_filter,
 )
 from spark_consumers.lake.tables.schema_match import SchemaMismatch
 from spark_consumers.lake.tables.shape import Publication, Shape, others_by_now
@@ -179,7 +181,7 @@ class TableWork:
         holds = self._policy.holds(copied_again=True)
         head, others = reconfigured(head, self._rules, holds=holds)
         for name in others:
-            log.warning("masks or mode of table changed", table=name)
+            log.warning("masks, mode or row filter of table changed", table=name)
         return head
 
     def _without_disclosed(self, head: Manifest) -> Manifest:
@@ -373,6 +375,11 @@ class TableWork:
             if isinstance(verdict, Evolution) and table.mode == SOFT_DELETE:
                 columns = [column for column, _, _ in verdict.layouts[-1].columns]
                 reason = unkept(columns, verdict.key)
+                verdict = verdict if reason is None else FullResync(reason)
+            if isinstance(verdict, Evolution) and table.row_filter:
+                condition = filter_of(name, table)
+                assert condition is not None
+                reason = of_filter(table, verdict, condition.columns)
                 verdict = verdict if reason is None else FullResync(reason)
             if isinstance(verdict, Evolution):
                 columns = [column for column, _, _ in verdict.layouts[-1].columns]

@@ -18,13 +18,15 @@ from spark_consumers.lake.index.run_format import Run
 
 
 class TableOnDisk:
-    """Its data files, vectors and index, as the snapshots and links of a lake would name them."""
+    """Its data files, vectors and index, as the snapshots and links of a lake would name them; `lacks`: why an epoch was not applied."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files: dict[str, FileInfo] = {}
         self.vectors: dict[str, Vector] = {}
         self.runs: tuple[Run, ...] = ()
+        self.count = 0
+        self.lacks = ""
 
     def apply(
         self,
@@ -42,11 +44,17 @@ class TableOnDisk:
         draft.locate(located)
         draft.found(run_removal(draft.removal(scratch, small_files)))
         assert not draft.damage
+        self.lacks = draft.removed.lacks
+        if self.lacks:
+            return []
         for task in draft.completing():
             draft.completed(run_complete(task))
         last = draft.indexing()
         if last is not None:
             draft.indexed(run_index(last))
+        dropped = sum(each.dropped for each in draft.done)
+        self.count = 0 if staged.truncated else self.count
+        self.count += staged.added + draft.removed.absent - dropped
         if staged.truncated:
             self.files, self.vectors = {}, {}
         for vector in draft.removed.replaced:
