@@ -37,5 +37,5 @@ def unkept(names: Collection[str], key: Collection[str] | None) -> str | None:
     for name in names:
         # Spark ignores case.
         if name.lower() in {DELETED_AT, DELETED_LSN}:
-            return f"its column {name!r} has the name of one that says when a row was deleted"
+            return f"its column {name!r} has a name that the lake uses to mark deleted rows"
     return None

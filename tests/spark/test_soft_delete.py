@@ -282,4 +282,4 @@ def test_another_mode_and_a_resync_begin_again(soft, database):
         assert (snapshot[NOTES].count(), len(snapshot[NOTES].columns)) == (5, columns)
     links = open_chain(soft.lake).newest(50)
     reasons = [link.tables[NOTES].reason for link in links if NOTES in link.tables]
-    assert any("its mode is configured otherwise" in reason for reason in reasons)
+    assert any("its mode is configured differently" in reason for reason in reasons)

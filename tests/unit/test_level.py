@@ -103,7 +103,7 @@ def test_a_table_of_which_most_rows_differ_is_copied() -> None:
         ({"state": LIVE}, "it is live"),
         ({"state": PAUSED}, "it is paused"),
         ({"masks": (ColumnMask("t", "drop"),)}, "masked"),
-        ({"mode": SOFT_DELETE}, "as the configuration says"),
+        ({"mode": SOFT_DELETE}, "by its mode or row filter"),
         ({"quarantined_rows": 1}, "quarantined"),
         ({"quarantine_files": ("quarantine/x",)}, "quarantined"),
         ({"snapshot_id": 0}, "earlier version"),
@@ -122,7 +122,7 @@ def test_a_table_with_other_columns_or_another_key_is_copied() -> None:
     assert "columns" in (misfit(TABLE, replace(TABLE, layout=wider)) or "")
     assert "key" in (misfit(TABLE, replace(TABLE, key=())) or "")
     masked = replace(TABLE, masks=(ColumnMask("t", "drop"),))
-    assert "as the configuration says" in (misfit(TABLE, masked) or "")
+    assert "by its masks" in (misfit(TABLE, masked) or "")
 
 
 def test_the_range_of_a_form_is_that_of_its_key() -> None:

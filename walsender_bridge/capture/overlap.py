@@ -91,7 +91,7 @@ class Overlap:
             "a copy, or was restored from one, and continued independently",
             where="walsender",
             repair="nothing was skipped; correct the DSN to name the server that the log was written from, or run "
-            "`tuskline reattach --force` to start over from this server with a full resync of its tables",
+            "`tuskline reattach --force` to start over from this server, which brings its tables level",
         )
 
 

@@ -208,7 +208,7 @@ class SessionSetup:
         """The error, with the log's transactions behind the fork."""
         lines = self._listed(fork.timeline, fork.lsn)
         listed = "\n  ".join(["transactions of the log after that point:", *(lines or ["none"])])
-        restart = f"run `{reattach(self.source)}` to start over from this server with a full resync of its tables"
+        restart = f"run `{reattach(self.source)}` to start over from this server, which brings its tables level"
         return DivergedError(
             f"stream {self.source.name} has diverged: {fork.reason}\n  {listed}",
             where=f"{self.source.where}, slot {self.source.slot}",

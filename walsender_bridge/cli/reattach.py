@@ -90,7 +90,7 @@ def reattach(
         output.note("nothing to do: every source can continue")
     elif not dry_run:
         output.note(
-            "the tables of these sources are compared, and get what they lack; `tuskline flush` waits for them"
+            "the tables of these sources are compared with the lake, and brought level or copied; `tuskline flush` waits for them"
         )
 
 

@@ -233,8 +233,8 @@ def _retention(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "max_slot_wal_keep_size",
             where,
-            f"{keep} MB: a bridge that is down while the server writes more WAL than that loses its slot, and all "
-            "tables are read once more to be compared",
+            f"{keep} MB: a bridge that is down while the server writes more WAL than that loses its slot, and "
+            "`tuskline reattach` has to compare or copy all tables",
             WARNING,
             repair="set it to the amount that the server's disk can spare",
             fix=fix("fix/keep_size", name="max_slot_wal_keep_size", value="16GB"),
@@ -248,7 +248,7 @@ def _retention(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "idle_replication_slot_timeout",
             where,
-            f"a bridge that is down for {seconds:.0f} s loses its slot, and all tables are read once more to be compared",
+            f"a bridge that is down for {seconds:.0f} s loses its slot, and `tuskline reattach` has to compare or copy all tables",
             WARNING,
             repair="set it to 0, or to more than the longest time that the bridge may be down",
             fix=fix("fix/keep_size", name="idle_replication_slot_timeout", value="0"),

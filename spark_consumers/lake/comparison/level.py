@@ -59,7 +59,7 @@ def twice(differences: Iterable[RowDifference]) -> bool:
 
 
 def is_too_much(found: Level, read: int) -> bool:
-    """Whether the table is rather copied, after the digests of so many of its rows were read: more than half of them differ, or very many."""
+    """Whether the table is rather copied: more than half of the rows differ whose digests were `read`, those of differing chunks; or very many."""
     changed = max(found.wanted.total(), found.gone.total())
     return changed > MOST or (changed > FEW and 2 * changed > read)
 
@@ -71,7 +71,7 @@ def unfit(table: TableVersion) -> str | None:
     if table.masks:
         return "some of its columns are masked, so the lake does not have what the source has"
     if table.rules != RowRules():
-        return "the lake has other rows of it than the source, as the configuration says"
+        return "by its mode or row filter, the lake has other rows of it than the source"
     if table.quarantined_rows or table.quarantine_files:
         return "it has quarantined rows"
     if not table.snapshot_id or not table.layout:
@@ -82,7 +82,9 @@ def unfit(table: TableVersion) -> str | None:
 def misfit(before: TableVersion, now: TableVersion) -> str | None:
     """Why the rows of the table as it was `before` cannot be compared with the source's, as a copy of them would be `now`."""
     if now.rules != RowRules():
-        return "the lake is to have other rows of it than the source, as the configuration says"
+        return (
+            "by its masks, mode or row filter, the lake is to have other rows of it than the source"
+        )
     if before.layout != now.layout:
         return "its columns have changed"
     if before.key != now.key:

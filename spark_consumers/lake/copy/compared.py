@@ -76,7 +76,7 @@ class Compared:
         self._relations = self.rows.relations(self.published)
 
     def run(self, frame: "DataFrame") -> Found:
-        """What differs in `frame`, the lake's rows. Raises `CopiedInsteadError` if that is most of the table."""
+        """What differs in `frame`, the lake's rows. Raises `CopiedInsteadError` if that is too much (`is_too_much`)."""
         chunks = self._divided()
         sums = self._sums(chunks)
         if beyond := sum(each.beyond for each in sums.values()):
@@ -91,7 +91,7 @@ class Compared:
         for some in in_groups(bad, [sums[n].rows for n in bad], _NARROWED):
             self._narrow(frame, found, some)
             if is_too_much(found.whole, self.counts.read):
-                raise CopiedInsteadError("most of its rows have changed")
+                raise CopiedInsteadError("too many of its rows differ")
         return found
 
     def _divided(self) -> Chunks:
@@ -136,7 +136,7 @@ class Compared:
             lake = keys_of(frame, Division.of(self.before, chunks, numbers))
         differences = differing(source, lake)
         if twice(differences):
-            raise CopiedInsteadError("a key is in it twice")
+            raise CopiedInsteadError("a key occurs twice in the source or in the lake")
         self.counts.read += max(sum(source.values()), sum(lake.values()))
         by_range: dict[int, list[RowDifference]] = defaultdict(list)
         for each in differences:

@@ -157,7 +157,7 @@ class FeedWriter:
             raise error
         feed = work.before and work.before.table
         folder = self._path(feed.path) if feed else ""
-        reason = f"{reason_of(fault.error, folder)}; it begins anew with the next copy: tuskline table resync {work.table}"
+        reason = f"{reason_of(fault.error, folder)}; it starts over with the table's next copy: tuskline table resync {work.table}"
         log.error("feed cannot follow", feed=work.name, reason=reason)
         return Stop(reason)
 
@@ -296,7 +296,7 @@ def _refusal(full: str, taken: Collection[str], columns: pa.Schema) -> str:
         return "a table or view of the lake has its name; choose another one with `feed`"
     for name in columns.names:
         if name in ABOUT.names:
-            return f"its table has a column {name!r}, which a feed has itself"
+            return f"its table has a column {name!r}, a name that the feed itself uses"
     arrays = [*arrays_of(ABOUT), *arrays_of(columns)]
     return unusable([*ABOUT.names, *columns.names], ABOUT.names, arrays) or ""
 

@@ -364,8 +364,8 @@ def _patches(task: RemovalTask, liveness: Liveness, found: Found) -> Iterator[Pa
     at = place[here]
     if target.row_filter is not None and (at < 0).any():
         raise _LacksError(
-            "an UPDATE moved a row into its row filter, or may have, without an unchanged TOAST value; with REPLICA IDENTITY"
-            " FULL that value is sent"
+            "an UPDATE moved a row into its row filter, or may have done so, and an unchanged TOAST value was not sent; with"
+            " REPLICA IDENTITY FULL it is sent"
         )
     check_found(target, int((at >= 0).sum()), len(here))
     prefix = f"{task.scratch}/{target.stage}-{target.scratch_name}-places"

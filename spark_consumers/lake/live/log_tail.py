@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: Why a table with a row filter is left out.
-_PATCHED: Final = "it has a row filter, and a row was changed without an unchanged TOAST value; the next epoch has it"
+_PATCHED: Final = "it has a row filter, and an unchanged TOAST value of an UPDATE was not sent; the next epoch has it, or it is copied again"
 #: Bytes of a table's folds that are sent to all executors for a query.
 _SMALL: Final = 16 << 20
 #: Bytes of a table's folds that are composed by the driver, if they are here.

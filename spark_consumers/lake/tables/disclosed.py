@@ -29,7 +29,7 @@ def disclosed(
             shown = columns - {mask.column for mask in rules(name).masks}
             if earlier != name and shown:
                 found[name] = (
-                    f"it was renamed from {earlier}, of which {', '.join(sorted(shown))} was masked. Mask it under the new name in"
-                    f" [[lake.tables]] and start lake run again; to have it copied without that mask, run tuskline table drop {earlier}"
+                    f"it was renamed from {earlier}, which had masks on {', '.join(sorted(shown))}. Add them under the new name in"
+                    f" [[lake.tables]] and start lake run again; to have it copied without them, run tuskline table drop {earlier}"
                 )
     return found

@@ -80,7 +80,7 @@ def decide(
     stays = _columns(followed) == _columns(after)
     is_known = feed.table.masks == after.masks and _columns(feed.table) == _columns(followed)
     if not after.layout or not is_known or not (stays or sources is not None):
-        return Begin("the columns of its table are others")
+        return Begin("the columns of its table have changed")
     return Append(done, is_copied, None if stays else sources)
 
 

@@ -14,9 +14,9 @@ from spark_consumers.lake.manifest.table_version import LEFT
 from spark_consumers.lake.tables import states
 from walsender_bridge.postgres.table_layout import RowRules
 
-MASKS = "its masked columns are configured otherwise than when it was copied"
-MODE = "its mode is configured otherwise than when it was copied"
-FILTER = "its row filter is configured otherwise than when it was copied"
+MASKS = "its masked columns are configured differently than when it was copied"
+MODE = "its mode is configured differently than when it was copied"
+FILTER = "its row filter is configured differently than when it was copied"
 
 
 def reconfigured(

@@ -135,7 +135,7 @@ class _Reader:
         if isinstance(node, exp.In) and node.expressions:
             if isinstance(node.this, exp.Column) and self._column(node.this).type_oid == _REAL:
                 # PostgreSQL rounds the values of a list to the column's type, and none that is compared by =.
-                raise _refused("a real column is not compared with a list: use =")
+                raise _refused("a real column cannot be compared with a list: use =")
             return Logic(
                 "OR", tuple(self._compared("=", node.this, each) for each in node.expressions)
             )
@@ -147,7 +147,7 @@ class _Reader:
                 raise _refused(f"the column {column.name!r} is not boolean")
             return Is(column.name, _quoted(column.name))
         raise _refused(
-            f"{node.sql(dialect='postgres')!r:.80} is not among the conditions that can be evaluated in changes"
+            f"{node.sql(dialect='postgres')!r:.80} is not among the conditions that can be evaluated for changes"
         )
 
     def _column(self, node: exp.Expr) -> Column:
@@ -162,7 +162,7 @@ class _Reader:
             raise _refused(f"the table has no column {name!r}")
         if name in self._masked:
             raise _refused(
-                f"the column {name!r} is masked, and which rows the lake has would show its values"
+                f"the column {name!r} is masked, and the rows that the lake has would reveal its values"
             )
         self.read.add(name)
         return self._columns[name]
@@ -203,7 +203,7 @@ class _Reader:
         else:
             raise _refused("a comparison needs a column on one of its sides")
         if ours.family != theirs.family:
-            raise _refused(f"{ours.sql} and {theirs.sql} have types that are not compared here")
+            raise _refused(f"{ours.sql} and {theirs.sql} have types that cannot be compared here")
         if ours.family in {"text", "uuid", "boolean"} and operator not in {"=", "<>"}:
             raise _refused(
                 f"values like {ours.sql} are compared by = and <> only: their order may depend on the server"
@@ -229,7 +229,7 @@ class _Reader:
             known = column_type(kind, column.typmod)
             if not known.kept_as_text:
                 return made(f"numeric {known.arrow}", quoted)
-        raise _refused(f"the column {column.name!r} has a type that is not compared in changes")
+        raise _refused(f"the column {column.name!r} has a type that cannot be compared for changes")
 
 
 _MOMENTS: Final = {_DATE: "date", TIMESTAMP: "timestamp", TIMESTAMPTZ: "timestamptz"}
@@ -264,7 +264,7 @@ def _literal(node: exp.Expr, column: Column, family: str) -> Value:
         elif not negative:
             return _of_text(str(node.this), column, family)
     raise _refused(
-        f"{node.sql(dialect='postgres')!r:.80} is not a value that {column.name!r} is compared with"
+        f"{node.sql(dialect='postgres')!r:.80} is not a value with which {column.name!r} can be compared"
     )
 
 
@@ -281,7 +281,7 @@ def _number(text: str, kind: pa.DataType, family: str) -> Value:
         if max(whole, kind.precision - kind.scale) + max(scale, kind.scale) <= 38:
             of = pa.decimal128(max(whole, 0) + scale or 1, scale)
             return Value(family, f"'{text}'::numeric", scalar=pa.scalar(number, of))
-    raise _refused(f"the number {text} is not of the kind of the column")
+    raise _refused(f"the number {text} cannot be compared with the column's type")
 
 
 def _of_text(text: str, column: Column, family: str) -> Value:
@@ -304,7 +304,7 @@ def _of_text(text: str, column: Column, family: str) -> Value:
                 raise _refused(f"{text!r}: {fault.what}") from None
             return Value(family, f"'{exact}'::{family}", scalar=found[0])
     raise _refused(
-        f"{text!r:.80} cannot be compared with {column.name!r} here (a timestamptz needs its offset, +00)"
+        f"{text!r:.80} cannot be compared with {column.name!r} here (a timestamptz is written in UTC, with the offset +00)"
     )
 
 

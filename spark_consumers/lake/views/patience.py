@@ -3,7 +3,8 @@
 Tables wait for their lake's views: one round stages both. So what a view costs them is bounded, whatever its query does:
 
 - an attempt ends after the view's `timeout`;
-- after an attempt that failed, the view waits nine times as long as that took (an hour at most), so it takes a tenth of the time at most;
+- after an attempt that failed, the view waits nine times as long as that took (an hour at most), so it takes a tenth of the time, and more
+  only if an attempt lasts for more than 400 seconds;
 - a failure that is not the query's own (no memory, no disk) makes the round fail, since it may be the tables' next; but of one view only
   twice in a row;
 - a query that ended the whole process (the JVM had no memory) is known by its record, which an attempt has once it has lasted a while and
@@ -19,7 +20,7 @@ from typing import Final
 FAILURES: Final = 3
 #: Seconds of the longest wait.
 LONGEST: Final = 3600.0
-#: The part of the time that a failing view takes is one in this many.
+#: The part of the time that a failing view takes is one in this many, as long as `LONGEST` does not shorten the wait.
 _SHARE: Final = 10
 
 
@@ -45,5 +46,5 @@ def ended(deaths: int, began: float) -> Failed | None:
     """What is known of a view in whose attempts the process has ended so often, by a process that began at `began`."""
     if deaths < FAILURES:
         return None
-    reason = f"its query ended the driver {deaths} times, as it does if there is not enough memory"
+    reason = f"its query ended the driver {deaths} times, as happens if memory is insufficient"
     return Failed(reason, began + LONGEST, FAILURES)

@@ -6,7 +6,7 @@ over. The lake's driver ends then (`LakeError`), until a request (`requests`) na
 its takeover takes that log on, in the one link that also has its answer:
 
 - the link names the log;
-- every table that was to follow is stopped, and copied again; a paused one is copied again when it is resumed. One that
+- every table that was to follow is stopped, and brought level or copied; a paused one when it is resumed. One that
   has left stays as it is. What was copied and is not shown yet is dropped;
 - each stream's cut is the new log's own. A stream that the log does not have yet is waited for;
 - the epoch stays as it is: the log first skips the versions up to it, so that each later epoch has a greater one.
@@ -45,7 +45,7 @@ from spark_consumers.lake.writer.requests import Request
 from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
-#: Why a table is copied again.
+#: Why a table is brought level or copied.
 REASON = "the lake continues with another log"
 
 
@@ -104,7 +104,7 @@ def _of_another_log(where: str, known: str, log_id: str, waiting: Sequence[Reque
             else ""
         ),
         where=where,
-        repair="tuskline reattach: the lake continues with this log, and copies its tables again under the same names;"
+        repair="tuskline reattach: the lake continues with this log under the same names, and its tables are brought level or copied;"
         " or restore the log that the lake was written from",
     )
 
@@ -142,7 +142,7 @@ def adopted(
             link = replace(link, tables={**link.tables, name: paused})
         elif table.state != LEFT:
             link = states.stop(link, name, REASON, holds=holds, full_resync=True)
-            outcome[name] = f"is copied again: {REASON}"
+            outcome[name] = f"is brought level or copied: {REASON}"
     streams = {stream: position_of(cut) for stream, cut in status.streams.items()}
     link = replace(link, log_id=status.log_id, streams=streams, copies={}, not_copied={})
     for one in asked:
