@@ -58,10 +58,10 @@ def twice(differences: Iterable[RowDifference]) -> bool:
     )
 
 
-def is_too_much(found: Level, read: int) -> bool:
-    """Whether the table is rather copied: more than half of the rows differ whose digests were `read`, those of differing chunks; or very many."""
+def is_too_much(found: Level, rows: int) -> bool:
+    """Whether the table, of so many `rows`, is rather copied: more than half of them differ, or very many."""
     changed = max(found.wanted.total(), found.gone.total())
-    return changed > MOST or (changed > FEW and 2 * changed > read)
+    return changed > MOST or (changed > FEW and 2 * changed > rows)
 
 
 def unfit(table: TableVersion) -> str | None:

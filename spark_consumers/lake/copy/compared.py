@@ -90,7 +90,7 @@ class Compared:
         found = Found(chunks, {n: sums[n] for n in bad})
         for some in in_groups(bad, [sums[n].rows for n in bad], _NARROWED):
             self._narrow(frame, found, some)
-            if is_too_much(found.whole, self.counts.read):
+            if is_too_much(found.whole, max(self.counts.rows, self.before.rows)):
                 raise CopiedInsteadError("too many of its rows differ")
         return found
 
