@@ -632,6 +632,8 @@ class TableWork:
             return head
         if name in disclosed(head, {name: result.relation_id}, self._rules):
             # Tables were renamed since the copy began, and it is of another than the one that was looked at.
+            if result.is_partial:
+                self._copies.drop(name)
             if result.path not in {version.path for version in head.versions}:
                 self._copies.discard(result)
             return replace(head, copies={n: c for n, c in head.copies.items() if n != name})
