@@ -116,7 +116,9 @@ BEGIN
                     a.attnotnull OR a.atthasdef OR coalesce(y.typtype = 'd' OR y.typdefault IS NOT NULL, false) OR EXISTS (
                         SELECT FROM parts AS p JOIN pg_attribute AS m ON m.attrelid = p.oid
                         WHERE m.attname = a.attname AND m.attnum > 0 AND m.atthasmissing),
-                    coalesce(to_jsonb(a) ->> 'attgenerated', '') <> '',
+                    -- A missing value as JSON runs its type's cast to json, which another role may have made, with this function's
+                    -- rights. A generated column has none.
+                    coalesce(CASE WHEN NOT a.atthasmissing THEN to_jsonb(a) ->> 'attgenerated' END, '') <> '',
                     -- The value that a new column has in all older rows, if it is known and short.
                     CASE WHEN a.xmin::text = ANY (own) AND a.atthasdef AND y.typtype <> 'd' THEN (
                         SELECT CASE WHEN count(*) = count(m.texts) AND max(cardinality(m.texts)) = 1 AND count(DISTINCT m.texts[1]) = 1

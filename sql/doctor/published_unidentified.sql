@@ -22,8 +22,8 @@ WHERE c.relkind = 'r' AND (NOT CASE c.relreplident
   OR current_setting('server_version_num')::int >= 180000 AND EXISTS (
     SELECT FROM pg_attribute AS a, pg_publication AS p
     WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.atthasdef AND p.pubname = %(publication)s
-      AND (to_jsonb(a) ->> 'attgenerated' = 'v'
-           OR to_jsonb(a) ->> 'attgenerated' = 's' AND to_jsonb(p) ->> 'pubgencols' IS DISTINCT FROM 's')
+      AND (CASE WHEN NOT a.atthasmissing THEN to_jsonb(a) ->> 'attgenerated' END = 'v'
+           OR CASE WHEN NOT a.atthasmissing THEN to_jsonb(a) ->> 'attgenerated' END = 's' AND to_jsonb(p) ->> 'pubgencols' IS DISTINCT FROM 's')
       -- A column list says by itself what is sent.
       AND NOT EXISTS (
           SELECT FROM pg_publication_rel AS r

@@ -9,6 +9,6 @@ JOIN pg_index AS k ON k.indrelid = c.oid AND k.indimmediate
 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = ANY ((k.indkey::int2[])[0:k.indnkeyatts - 1])
 WHERE t.pubname = %(publication)s
   AND CASE WHEN jsonb_typeof(to_jsonb(t) -> 'attnames') = 'array' THEN NOT to_jsonb(t) -> 'attnames' ? a.attname::text
-           ELSE coalesce(to_jsonb(a) ->> 'attgenerated', '') <> '' END
+           ELSE coalesce(CASE WHEN NOT a.atthasmissing THEN to_jsonb(a) ->> 'attgenerated' END, '') <> '' END
 GROUP BY 1, 2
 ORDER BY 1, 2;

@@ -1,6 +1,9 @@
 -- The catalog state of each table of a publication (`spark_consumers.lake.tables.shape.Shape`), as far as its changes may
 -- emit no replication message. Row versions (xmin) stand for what can change and change back. For partitions that are not
 -- among `known` it reports whether their files are empty; for none if `known` is empty.
+--
+-- A column's row becomes JSON only if it has no missing value: that would be converted by its type's cast to json, which is code of the
+-- type's owner. A generated column has none.
 WITH RECURSIVE publication AS (
     SELECT p.oid, p.xmin::text AS version, p.puballtables, to_jsonb(p) AS facts,
            concat_ws(', ', CASE WHEN p.pubinsert THEN 'insert' END, CASE WHEN p.pubupdate THEN 'update' END,
@@ -82,7 +85,7 @@ SELECT s.nspname, s.relname, jsonb_build_object(
         FROM pg_attribute AS a
         WHERE a.attrelid = s.oid AND a.attname::text = ANY (i.columns)
           AND (NOT s.names ? a.attname::text
-               OR (to_jsonb(a) ->> 'attgenerated' <> '' AND NOT coalesce(s.names ? a.attname::text, false)))),
+               OR (CASE WHEN NOT a.atthasmissing THEN to_jsonb(a) ->> 'attgenerated' END <> '' AND NOT coalesce(s.names ? a.attname::text, false)))),
     'columns', (
         SELECT jsonb_agg(jsonb_build_array(a.attnum, a.attname, a.atttypid::bigint, a.xmin::text) ORDER BY a.attnum)
         FROM pg_attribute AS a WHERE a.attrelid = s.oid AND a.attnum > 0 AND NOT a.attisdropped),
@@ -90,7 +93,8 @@ SELECT s.nspname, s.relname, jsonb_build_object(
     'generated', (
         SELECT coalesce(jsonb_agg(a.attnum ORDER BY a.attnum), '[]')
         FROM pg_attribute AS a
-        WHERE a.attrelid = s.oid AND a.attnum > 0 AND NOT a.attisdropped AND to_jsonb(a) ->> 'attgenerated' <> ''
+        WHERE a.attrelid = s.oid AND a.attnum > 0 AND NOT a.attisdropped
+          AND CASE WHEN NOT a.atthasmissing THEN to_jsonb(a) ->> 'attgenerated' END <> ''
           -- Before 18 a publication sends none.
           AND NOT coalesce(b.facts ? 'pubgencols' AND s.names ? a.attname::text, false)),
     'filled', (

@@ -33,7 +33,7 @@ SELECT parts.root_schema, parts.root_name, n.nspname AS schema, c.relname AS nam
            AND (c.relforcerowsecurity OR NOT coalesce(pg_has_role(me.oid, c.relowner, 'USAGE'), false)) AS hidden,
        ARRAY(SELECT a.attname::text FROM pg_attribute AS a
              WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-               AND coalesce(to_jsonb(a) ->> 'attgenerated', '') <> ''
+               AND coalesce(CASE WHEN NOT a.atthasmissing THEN to_jsonb(a) ->> 'attgenerated' END, '') <> ''
              ORDER BY a.attnum) AS generated
 FROM parts JOIN pg_class AS c ON c.oid = parts.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace
 CROSS JOIN me

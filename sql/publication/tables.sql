@@ -49,8 +49,10 @@ WITH RECURSIVE named AS (
 ), generated AS (
     SELECT l.top, array_agg(concat(l.quoted, '.', quote_ident(a.attname)) ORDER BY l.quoted, a.attnum) AS columns
     FROM leaves AS l JOIN pg_attribute AS a ON a.attrelid = l.oid
-    WHERE l.relkind = 'r' AND a.attnum > 0 AND a.atthasdef AND coalesce(to_jsonb(a) ->> 'attgenerated', '') <> ''
-      AND NOT (to_jsonb(a) ->> 'attgenerated' = 's' AND EXISTS (
+    -- Without a missing value: see lake/shapes.sql.
+    WHERE l.relkind = 'r' AND a.attnum > 0 AND a.atthasdef
+      AND coalesce(CASE WHEN NOT a.atthasmissing THEN to_jsonb(a) ->> 'attgenerated' END, '') <> ''
+      AND NOT (CASE WHEN NOT a.atthasmissing THEN to_jsonb(a) ->> 'attgenerated' END = 's' AND EXISTS (
           SELECT FROM pg_publication AS p WHERE p.pubname = %(publication)s AND to_jsonb(p) ->> 'pubgencols' = 's'))
       -- Since 18 the server refuses UPDATEs of whole rows, too, of which it does not send a column.
       AND CASE WHEN l.relreplident = 'f' THEN current_setting('server_version_num')::int >= 180000

@@ -11,7 +11,7 @@ WITH RECURSIVE bases AS (
     SELECT b.type, d.typbasetype FROM bases AS b JOIN pg_type AS d ON d.oid = b.base AND d.typtype = 'd'
 )
 SELECT a.attname, b.base::bigint, a.atttypmod,
-       coalesce(to_jsonb(a) ->> 'attgenerated', '') <> '' AS generated,
+       coalesce(CASE WHEN NOT a.atthasmissing THEN to_jsonb(a) ->> 'attgenerated' END, '') <> '' AS generated,
        ARRAY[fn.nspname, f.proname]::text[] AS output,
        CASE WHEN p.typtype <> 'p' AND p.oid <> b.base THEN ARRAY[pn.nspname, p.typname]::text[]
             WHEN p.typname = 'anyenum' AND t.typtype = 'd' THEN (

@@ -14,6 +14,7 @@ from slot_sync.probe.primary import PrimaryProbe
 from slot_sync.resolver.transitions import Drop
 from slot_sync.sessions import Sessions
 from spark_consumers.lake.flush import force_barrier
+from spark_consumers.lake.tables.sources import Source, read_publication
 from tests.support.attached import Attached, run_script
 from tests.support.servers import MAJORS_IN_TURN, Database
 from walsender_bridge.capture import source as capture
@@ -123,6 +124,36 @@ def test_functions_that_fit_better_than_those_of_the_catalog_are_not_called(
     )
     with quorum.session(asked, ADMIN[1] + f" password={intruder.env['PGPASSWORD']}") as connection:
         quorum.facts(connection, asked)
+    assert tuskline.json("detach", *ADMIN, env=intruder.env)["removed"]
+    assert intruder.ran() == []
+
+
+@each_major
+def test_casts_to_json_of_types_of_new_columns_defaults_are_not_called(
+    tmp_path: Path, intruder: Intruder
+) -> None:
+    intruder.execute(
+        "CREATE TYPE public.mood AS ENUM ('glad')",
+        "CREATE TABLE public.diary (id int PRIMARY KEY)",
+        "INSERT INTO public.diary VALUES (1)",
+    )
+    intruder.trap("public.told(public.mood)", "json", "'1'")
+    intruder.execute("CREATE CAST (public.mood AS json) WITH FUNCTION public.told(public.mood)")
+    intruder.shop.execute("CREATE PUBLICATION watched FOR TABLE public.diary", load("ddl/install"))
+    try:
+        # The event trigger has its owner's rights.
+        intruder.execute("ALTER TABLE public.diary ADD mood public.mood DEFAULT 'glad'")
+        intruder.execute("ALTER TABLE public.diary ADD page int")
+        assert intruder.ran() == []
+    finally:
+        intruder.shop.execute(load("ddl/remove"), "DROP PUBLICATION watched")
+    tables = ("public.diary",)
+    intruder.execute(f"GRANT SELECT ON public.diary TO attached_{intruder.shop.name}")
+    tuskline = Attached(tmp_path, {"shop": {"dsn": intruder.source, "tables": tables}})
+    assert tuskline.json("init", *ADMIN, env=intruder.env)["created"]
+    tuskline.run("doctor")
+    source = Source("shop", intruder.source, "tuskline_shop")
+    assert read_publication(source).shapes["public.diary"].filled
     assert tuskline.json("detach", *ADMIN, env=intruder.env)["removed"]
     assert intruder.ran() == []
 

@@ -1,5 +1,6 @@
 """Row filters: what is refused, how values compare, and that a filtered fold leaves the rows that meet the filter."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -55,6 +56,8 @@ def opened_here(text, masked=()):
         ("other = 1", "has no column 'other'"),
         ("odd = 1", "has no column 'odd'"),
         ("id = (", "cannot be read"),
+        ("d = '0000-01-01'", "cannot be compared with 'd'"),
+        (f"{'(' * 300}id = 1{')' * 300}", "nested too deeply"),
     ],
 )
 def test_a_condition_that_changes_cannot_be_evaluated_by_is_refused_by_name(text, reason):
@@ -62,6 +65,15 @@ def test_a_condition_that_changes_cannot_be_evaluated_by_is_refused_by_name(text
         opened_here(text)
     assert reason in found.value.what
     assert found.value.where == "s.public.t"
+
+
+@pytest.mark.parametrize("word", ["AND", "OR"])
+def test_many_conditions_are_evaluated_where_they_are_sent(word):
+    found = opened_here(f" {word} ".join(f"id <> {number}" for number in range(500)))
+    sent = pickle.loads(pickle.dumps(found))  # noqa: S301  # as Spark does
+    assert sent.sql.count(word) == 499
+    ids = pa.array([1, 500, None], pa.int32())
+    assert sent.matches(["id"], [ids]).tolist() == [word == "OR", True, False]
 
 
 def test_a_masked_column_is_refused():

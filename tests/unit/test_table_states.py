@@ -312,6 +312,22 @@ def test_masks_are_compared_until_what_came_of_it_is_in_the_chain(tmp_path):
     assert work.step(found, status, Mock(), {}) == found
 
 
+def test_14_a_copy_that_has_read_a_masked_table_under_another_name_is_not_taken(tmp_path):
+    """Tables were renamed after the copy of B had begun: the table that has its name now was A."""
+    copies, masked = Mock(), replace(table(), masks=(ColumnMask("t", DROP),))
+    work = TableWork(
+        *(open_chain(tmp_path), "lake", {"shop": Mock()}, copies, Mock(), Mock(), Policy(), Mock()),
+        pins=Mock(),
+    )
+    copy = replace(table(state="copied"), path="new", relation_id=masked.relation_id)
+    before = replace(table(), relation_id=99, resync="it lost t")
+    start = head(tables={A: masked, B: before})
+    assert not work._take(start, B, copy).copies
+    copies.discard.assert_called_once_with(copy)
+    other = replace(copy, relation_id=99)
+    assert work._take(start, B, other).copies == {B: other}
+
+
 def test_a_pause_keeps_the_log_from_where_a_table_stopped(tmp_path):
     """A lease that moved to the newest epoch would lose what the table lacks, and a resume would copy it."""
     work = TableWork(

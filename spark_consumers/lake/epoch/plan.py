@@ -15,6 +15,7 @@ from spark_consumers.lake.epoch.packed import PackedTable
 from spark_consumers.lake.epoch.stage import RangeTask
 from spark_consumers.lake.manifest.chain import LIVE, Manifest, StreamPosition, TableVersion
 from spark_consumers.lake.manifest.table_version import HELD, RESUMING
+from spark_consumers.lake.tables.disclosed import succeeding
 from spark_consumers.lake.tables.origin import Joins, joins
 from spark_consumers.lake.tables.states import stream_of
 from walsender_bridge.change_log.client import CutPoint, StreamCut
@@ -188,7 +189,9 @@ def choose(
     }
     again = {name: table for name, table in head.tables.items() if table.state == RESUMING}
     fresh = {
-        name: replace(table, state=LIVE, as_of=0, reason="", resync="")
+        name: replace(
+            succeeding(head.tables.get(name), table), state=LIVE, as_of=0, reason="", resync=""
+        )
         for name, table in {**again, **ripe}.items()
     }
     copies = {name: table for name, table in head.copies.items() if name not in ripe}

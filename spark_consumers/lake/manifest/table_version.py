@@ -83,7 +83,8 @@ class TableVersion:
     oldest first. None: it has to be built from the table's files. `copy_on_write`: its data files have no removed rows, as
     the configuration said when they were written (`policy`). `chunks`: of a copy that was read from several snapshots, those
     that it has, of which `start_lsn` is the last one's; empty once the table is shown. `masks`, `mode` and `row_filter`: what the configuration said of its rows
-    when it was copied (`table_layout.RowRules`).
+    when it was copied (`table_layout.RowRules`). `had_masks`: of tables that had this name before, their OIDs, and the columns that were
+    masked (`disclosed`).
     """
 
     path: str
@@ -116,6 +117,7 @@ class TableVersion:
     masks: tuple[ColumnMask, ...] = ()
     mode: str = CURRENT
     row_filter: str = ""
+    had_masks: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     @property
     def rules(self) -> RowRules:
@@ -161,5 +163,6 @@ _FROM_LISTS: dict[str, Callable[[Any], Any]] = {
         (None if end is None else int(end), int(lsn)) for end, lsn in chunks
     ),
     "masks": lambda masks: tuple(ColumnMask(*mask) for mask in masks),
+    "had_masks": lambda tables: tuple((int(oid), tuple(columns)) for oid, columns in tables),
     "layout": lambda layout: tuple((n, int(t), int(m)) for n, t, m in layout),
 }

@@ -39,7 +39,7 @@ _NUMERIC: Final = 1700
 _OWN_TYPES: Final = 16384
 _UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOMENT: Final = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d:\d\d(?:\.\d{1,6})?)(\+00(?::00)?)?)?"
+    r"((?!0000)\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d:\d\d(?:\.\d{1,6})?)(\+00(?::00)?)?)?"
 )
 _NUMBER: Final = re.compile(r"\d{1,38}(\.\d{1,37})?")
 _OPERATORS: Final[Mapping[type[exp.Expr], str]] = {
@@ -69,6 +69,8 @@ def _opened(text: str, columns: tuple[Column, ...], masked: frozenset[str]) -> R
     except SqlglotError as error:
         line = str(error).partition("\n")[0]
         raise _refused(f"the condition cannot be read: {line}") from None
+    except RecursionError:
+        raise _refused("the condition is nested too deeply") from None
     query = found[0] if len(found) == 1 else None
     if not isinstance(query, exp.Select):
         raise _refused("it must be one condition")
@@ -123,7 +125,14 @@ class _Reader:
             return self.condition(node.this)
         if isinstance(node, exp.And | exp.Or):
             word = "AND" if isinstance(node, exp.And) else "OR"
-            return Logic(word, (self.condition(node.this), self.condition(node.expression)))
+            # One node for a AND b AND c: a nested tree of many cannot be sent to executors.
+            parts: list[Node] = []
+            for found in map(self.condition, (node.this, node.expression)):
+                if isinstance(found, Logic) and found.operator == word:
+                    parts += found.parts
+                else:
+                    parts.append(found)
+            return Logic(word, tuple(parts))
         if isinstance(node, exp.Not):
             return Logic("NOT", (self.condition(node.this),))
         if isinstance(node, exp.Is):

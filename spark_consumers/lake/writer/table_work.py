@@ -630,6 +630,13 @@ class TableWork:
             if result.path not in {version.path for version in head.versions}:
                 self._copies.discard(result)
             return head
+        if name in disclosed(head, {name: result.relation_id}, self._rules):
+            # Tables were renamed since the copy began, and it is of another than the one that was looked at.
+            if result.is_partial:
+                self._copies.drop(name)
+            if result.path not in {version.path for version in head.versions}:
+                self._copies.discard(result)
+            return replace(head, copies={n: c for n, c in head.copies.items() if n != name})
         before = head.copies.get(name)
         if len(result.chunks) > 1 and (before is None or before.path != result.path):
             # A chunk more of a copy that was given up meanwhile.
