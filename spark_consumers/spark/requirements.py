@@ -19,6 +19,9 @@ _CLASSES = {
 #: Which file system Hadoop has for local files, and the one that compares checksums.
 _FILES, _CHECKED = "spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.LocalFileSystem"
 
+#: The first version of Iceberg that compares a column's initial default with a filter, in files that lack the column (its issue 16690).
+_LEAST = (1, 12)
+
 #: The JVMs that have it: what is on a class path stays there, and to ask takes as long as to open a table.
 _with_iceberg: "WeakSet[Any]" = WeakSet()
 
@@ -67,7 +70,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 
 def check_iceberg(jvm: Any) -> None:
-    """Raise `NotSupportedError` unless the JVM has Iceberg for its own version of Spark."""
+    """Raise `NotSupportedError` unless the JVM has Iceberg for its own version of Spark, and a version that reads a lake correctly."""
     if jvm in _with_iceberg:
         return
     place = _place(jvm, _CLASSES[ICEBERG])
@@ -85,16 +88,24 @@ def check_iceberg(jvm: Any) -> None:
 
 
 def other_runtime(place: str, spark: str) -> NotSupportedError | None:
-    """The error for an Iceberg runtime, at this place, that is built for another version of Spark than `spark`."""
-    built = re.search(rf"{ICEBERG}-(\d+\.\d+)_", place)
-    minor = ".".join(spark.split(".")[:2])
-    if built is None or built[1] == minor:
+    """The error for an Iceberg runtime, at this place, that is built for another version of Spark than `spark`, or is too old."""
+    built = re.search(rf"{ICEBERG}-(\d+\.\d+)_[\d.]+(?:-(\d+)\.(\d+))?", place)
+    if built is None:
         return None
-    return NotSupportedError(
-        f"Spark {spark} has Iceberg's jar for Spark {built[1]}",
-        where=place.partition("!")[0],
-        repair=f"use {ICEBERG}-{minor}_2.13 instead",
-    )
+    where, minor = place.partition("!")[0], ".".join(spark.split(".")[:2])
+    if built[1] != minor:
+        return NotSupportedError(
+            f"Spark {spark} has Iceberg's jar for Spark {built[1]}",
+            where=where,
+            repair=f"use {ICEBERG}-{minor}_2.13 instead",
+        )
+    if built[2] is not None and (int(built[2]), int(built[3])) < _LEAST:
+        return NotSupportedError(
+            f"Iceberg {built[2]}.{built[3]} omits rows that are older than a column with a default from a query that filters by the column",
+            where=where,
+            repair=f"use {jars.ICEBERG} instead",
+        )
+    return None
 
 
 def formats_in(jvm: Any) -> set[str]:

@@ -29,6 +29,7 @@ from tests.support.pinned import connect_pinned
 from tests.support.servers import each_major
 from tests.support.slot_changes import PUBLICATION
 from tests.support.type_columns import Kinds
+from tests.support.waiting import wait_for
 
 WHOLE = Chunks()
 
@@ -190,4 +191,8 @@ def test_23_the_encoding_of_the_server_does_not_matter(database):
         assert differing(ours, theirs) == []
         assert len(ours) == 4
     finally:
+        # The slot of the cut is temporary: it goes when the server notices that its connection has ended.
+        slots = f"SELECT FROM pg_replication_slots WHERE database = '{name}'"
+        with database.connect() as connection:
+            wait_for(lambda: not connection.execute(slots).fetchall(), 30, "the cut's slot is gone")
         database.execute(f"DROP DATABASE {name}")

@@ -7,6 +7,7 @@ copy, with the changes that it lacks, are the table's; its files are there; and 
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -141,7 +142,9 @@ class Run:
         self.copier = Copier(root, self.source, self.tables)
         self.results: list[Any] = []
         self.work = object.__new__(TableWork)
-        self.work.__dict__.update(_arrived={}, _arrived_at={}, _copy_after={}, _copies=self)
+        self.work.__dict__.update(
+            _arrived={}, _arrived_at={}, _copy_after={}, _copies=self, _not_level=Counter()
+        )
         self.head = Manifest("lake", 1, 1, 0, 1, 0.0, 0.0)
         self.failed = 0
 

@@ -104,8 +104,12 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 
 def test_attach_and_read_prints_the_rows_of_one_epoch(shop: Shop) -> None:
-    lines = shop.printed.splitlines()
-    assert lines[-2:] == ["shop.public.orders\t50", "new\t50"]
+    *_, orders, view, status = shop.printed.splitlines()
+    assert (orders, view, status) == (
+        "shop.public.orders\t50",
+        "shop.views.by_status\t1",
+        "new\t50",
+    )
 
 
 @pytest.mark.long

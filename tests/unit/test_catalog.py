@@ -5,6 +5,7 @@ import fcntl
 import os
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -161,6 +162,19 @@ def test_a_table_that_could_not_be_shown_is_shown_with_the_next_epoch(lake):
     assert tables.show.call_count == 3
     engines.show(lake.head)
     assert tables.show.call_count == 3
+
+
+def test_a_table_that_was_brought_level_before_a_takeover_is_shown_by_its_epoch(lake):
+    """It is in the folder of the table that it replaces, of which the takeover has shown the earlier snapshot."""
+    tables = Mock(metadata_file=lambda path, at: None)
+    before = lake.publish(orders="orders%t1-ab 1").tables["shop.public.orders"]
+    level = replace(before, snapshot_id=2)
+    head = lake.head.next(0.0, term=2, copies={"shop.public.orders": level})
+    lake.chain.publish(head, lake.head)
+    lake.head = head
+    engines = OtherEngines(lake.chain, tables, head)
+    engines.show(lake.publish(term=2, orders="orders%t1-ab 2"))
+    tables.show.assert_called_once_with(str(lake.root / before.path), 2, 2)
 
 
 def test_a_name_gives_the_newest_copy_and_goes_with_its_table(lake):

@@ -431,3 +431,26 @@ def test_tables_behind_one_that_fails_in_housekeeping_are_due_the_next_time(chai
     tables.expired.clear()
     kept.expire(made[-1], 1e6)
     assert set(tables.expired) == set(paths)
+
+
+def test_a_table_that_is_written_during_its_turn_is_swept_after_that(chain: Chain) -> None:
+    """A driver that dies while it brings a table level leaves files there, and the next one begins with the same table."""
+    tables: Any = CountedTables()
+    (*_, head) = made = grown(chain, lake(_OTHERS), 2)
+    kept = Retention(chain, tables, tables, SteadyClock(head.steady_at))
+    for link in made:
+        kept.remember(link)
+    busy, other, *_ = (version.path for version in head.versions)
+    kept._unswept = [busy, other]
+    swept: list[str] = []
+    tables.sweep = lambda path, *_: swept.append(path) or 0
+    for _ in range(3):
+        kept.expire(head, 1e6, busy=[busy])
+    assert swept == [f"{chain.root}/{other}"]
+    # It was listed, and is written before that is carried out.
+    kept.expire(head, 1e6)
+    kept.expire(head, 1e6, busy=[busy])
+    for _ in range(2):
+        kept.expire(head, 1e6)
+    assert swept == [f"{chain.root}/{other}", f"{chain.root}/{busy}"]
+    assert not kept._unswept

@@ -161,7 +161,8 @@ def test_a_file_system_that_verifies_no_checksums_is_refused_by_name():
     ("jar", "spark", "refused"),
     [
         ("org.apache.iceberg_iceberg-spark-runtime-4.1_2.13-1.12.0.jar", "4.1.4", False),
-        ("iceberg-spark-runtime-4.1_2.13-1.11.0.jar", "4.1.0-vendor", False),
+        ("iceberg-spark-runtime-4.1_2.13-1.13.1.jar", "4.1.0-vendor", False),
+        ("iceberg-spark-runtime-4.1_2.13.jar", "4.1.4", False),
         ("iceberg-spark-runtime-4.0_2.13-1.12.0.jar", "4.1.4", True),
         ("iceberg-spark-runtime-3.5_2.13-1.9.0.jar", "4.1.4", True),
         # A jar that somebody has built has any name.
@@ -174,6 +175,15 @@ def test_iceberg_for_another_spark_is_refused_with_its_jar(jar, spark, refused):
     if found is not None:
         assert found.where == f"jar:file:/opt/{jar}"
         assert found.repair == "use iceberg-spark-runtime-4.1_2.13 instead"
+
+
+@pytest.mark.parametrize("version", ["1.9.2", "1.11.0"])
+def test_iceberg_that_filters_older_rows_by_no_default_is_refused(version):
+    jar = f"org.apache.iceberg_iceberg-spark-runtime-4.1_2.13-{version}.jar"
+    found = requirements.other_runtime(f"jar:file:/opt/{jar}!/org/x.class", "4.1.4")
+    assert found is not None
+    assert "omits rows" in found.what
+    assert found.where == f"jar:file:/opt/{jar}"
 
 
 @pytest.mark.parametrize(

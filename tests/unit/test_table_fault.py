@@ -1,5 +1,6 @@
 """A value or a bug in one table is that table's fault: the others of the same range are staged all the same."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,9 +10,11 @@ from py4j.protocol import Py4JError
 
 from spark_consumers.decode.entries import decode_entries
 from spark_consumers.lake.epoch import stage
+from spark_consumers.lake.epoch.feed_rows import ABOUT, FeedTarget
 from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
-from spark_consumers.lake.epoch.stage import ComposeTask, RangeTask, Staged, run_range
+from spark_consumers.lake.epoch.stage import ComposeTask, Fed, RangeTask, Staged, run_range
 from spark_consumers.lake.epoch.target import Target
+from spark_consumers.lake.layout.arrangement import Arrangement, Field
 from spark_consumers.lake.manifest import takeover
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.tables import fault as table_fault
@@ -245,3 +248,26 @@ def test_a_table_to_which_nothing_can_be_committed_stops_alone() -> None:
     fault = table_fault.fault_of(NAMES["bills"], found.value)
     assert fault is not None
     assert "tuskline table resync" in fault.error.repair
+
+
+def test_a_feed_that_cannot_have_a_change_stops_neither_its_table_nor_the_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f" / "data").mkdir(parents=True)
+    columns = pa.schema([*ABOUT, ("id", pa.int32()), ("due", pa.date32())])
+    by_id = Arrangement(fields=(Field(1000, "id", "truncate", 1000),))
+    feed = FeedTarget(str(tmp_path / "f" / "data" / "x"), columns, columns, 0, by_id)
+    entries = log((BILLS, ("-2147483648", "2024-01-01")), (ORDERS, ("1", "2024-01-01")))
+    for table in (BILLS, ORDERS):
+        (tmp_path / table.name / "data").mkdir(parents=True)
+    monkeypatch.setattr(stage, "StreamReader", lambda *_, **__: Reader(entries))
+    targets = (replace(target(tmp_path, BILLS), feed=feed), target(tmp_path, ORDERS))
+    tables = tuple(PackedTable.of(target, (None, 8)) for target in targets)
+    names = frozenset(NAMES.values())
+    task = RangeTask("shop", ("",), 0, 99, 0, str(tmp_path), "", tables, names)
+    found = run_range(task, TaskTables(tables, ""))
+    assert {one.table for one in found if isinstance(one, Staged)} == names
+    (fed,) = [one for one in found if isinstance(one, Fed)]
+    assert fed.files == ()
+    assert fed.fault is not None
+    assert "has no partition" in fed.fault.error.what

@@ -7,7 +7,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from spark_consumers.lake.epoch import view_writer
 from spark_consumers.lake.epoch.table_changes import ChangedFile, changed_files
+from spark_consumers.lake.epoch.view_attempts import ViewAttempts
 from spark_consumers.lake.epoch.view_writer import ViewWriter
 from spark_consumers.lake.format.table_format import ScanFile, Vector
 from spark_consumers.lake.manifest.chain import Manifest
@@ -17,7 +19,8 @@ from spark_consumers.lake.reader import Snapshot
 from spark_consumers.lake.views import plan
 from spark_consumers.lake.views.average import average
 from spark_consumers.lake.views.damaged import without_damaged
-from spark_consumers.lake.views.incremental import Flat, Grouped
+from spark_consumers.lake.views.definition import ViewDefinition
+from spark_consumers.lake.views.incremental import SIGN, Flat, Grouped
 from spark_consumers.lake.views.plan import Apply, Compute, Keep, Stale, decide
 from spark_consumers.lake.views.translate import BaseTable, base_tables, translate
 from walsender_bridge.errors import NotSupportedError
@@ -420,3 +423,31 @@ def test_a_damaged_view_is_computed_in_a_new_table():
     after = without_damaged(head, {VIEW_TABLE.path: "lost"}).views["views.v"]
     assert after.table == replace(VIEW_TABLE, state=STALE, as_of=4, reason="lost")
     assert decided(after, TABLE, TABLE) == Compute("its definition has changed", anew=True)
+
+
+def test_a_view_whose_table_changed_while_it_waited_is_tried_again():
+    """The change may have mended what it failed for, and no later epoch shows that change."""
+    store = MagicMock()
+    store.names.return_value = []
+    attempts = ViewAttempts(MagicMock(), store)
+    definition = ViewDefinition("views.v", "SELECT id FROM orders")
+    reason = f"{plan.FAILED}division by zero"
+    attempts.failed(definition, reason, 60.0, of_query=True)
+    failed = replace(VIEW, table=replace(VIEW_TABLE, state=STALE, reason=reason))
+    assert isinstance(decided(failed, TABLE, TABLE), Stale)
+    waiting = attempts.waiting(definition)
+    assert waiting is not None
+    assert reason in waiting
+    changed = replace(VIEW, table=replace(VIEW_TABLE, state=STALE, reason=waiting))
+    assert isinstance(decided(changed, TABLE, TABLE), Compute)
+
+
+def test_changes_are_divided_by_columns_whatever_their_names(monkeypatch):
+    chain = MagicMock()
+    chain.store.read.side_effect = FileNotFoundError
+    writer = ViewWriter(MagicMock(), chain, MagicMock(), 1, (), attempts=MagicMock(), deletes={})
+    monkeypatch.setattr(view_writer, "sink", lambda *_: [])
+    frame = MagicMock()
+    frame.columns = ["id", "a.b", "c`d", SIGN]
+    assert writer._staged(MagicMock(scratch=""), frame, MagicMock(scratch_name="")) is None
+    frame.repartition.assert_called_once_with("`id`", "`a.b`", "`c``d`")

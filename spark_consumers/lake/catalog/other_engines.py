@@ -39,8 +39,9 @@ class OtherEngines:
         self._root = chain.root
         self._format = tables
         self._term = head.term
-        #: What plain readers see of each table folder: the takeover has shown what there was.
-        self._shown = {table.path: table.snapshot_id for table in head.versions}
+        #: What plain readers see of each table folder: the takeover has shown what there was. Of a folder that has a table and its
+        #: rows brought level, which are in no epoch yet, it is the table, which comes first.
+        self._shown = {table.path: table.snapshot_id for table in reversed(head.versions)}
         #: By path: the link that could not be shown for a reason of the table, and when that is tried again without another one.
         self._refused: dict[str, tuple[int, float]] = {}
         #: A bucket has no links, and no file that is changed in place.

@@ -350,15 +350,15 @@ class EpochWriter:
         EpochPlan,
         dict[str, Staged],
         dict[str, list[Removed | Located]],
-        dict[str, list[FileInfo]],
+        dict[str, list[Fed]],
     ]:
-        """Read and write everything: the plan with the partitions that came; by table the staged files, what they remove, and its feed's files."""
+        """Read and write everything: the plan with the partitions that came; by table the staged files, what they remove, and what its feed gets."""
         found: dict[str, list[Staged]] = defaultdict(list)
         removed: dict[str, list[Removed | Located]] = defaultdict(list)
         mismatches: list[SchemaMismatch] = []
         records: dict[str, dict[tuple[int, int], TableRecord]] = defaultdict(dict)
         faults: list[TableFault] = []
-        fed: dict[str, list[FileInfo]] = defaultdict(list)
+        fed: dict[str, list[Fed]] = defaultdict(list)
 
         def stage(work: Sequence[RangeTask | ComposeTask]) -> Iterator[Staged]:
             tasks_ = [
@@ -378,7 +378,7 @@ class EpochWriter:
                 elif isinstance(one, TableFault):
                     faults.append(one)
                 elif isinstance(one, Fed):
-                    fed[one.table] += one.files
+                    fed[one.table].append(one)
                 else:
                     if gone is not None:
                         removed[one.table].append(gone)

@@ -14,6 +14,7 @@ from spark_consumers.lake.concurrently import each
 from spark_consumers.lake.epoch.arranged import arranged
 from spark_consumers.lake.epoch.feed_rows import ABOUT, FeedTarget, begin_row
 from spark_consumers.lake.epoch.plan import EpochPlan
+from spark_consumers.lake.epoch.stage import Fed
 from spark_consumers.lake.format.arranged_files import write_arranged
 from spark_consumers.lake.format.data_files import Stage
 from spark_consumers.lake.format.table_format import FileInfo, TableFormat, TableWrite
@@ -35,6 +36,7 @@ from spark_consumers.lake.tables.new_folder import new_folder
 from spark_consumers.lake.tables.schema_change import Evolution, schema_hash
 from spark_consumers.lake.tables.schema_match import arrays_of, unusable
 from spark_consumers.lake.tables.states import stream_of
+from walsender_bridge.errors import TusklineError
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 from walsender_bridge.postgres.table_layout import SOFT_DELETE, LayoutRule, feed_of
 from walsender_bridge.runtime import logs
@@ -155,9 +157,12 @@ class FeedWriter:
         fault = fault_of(work.name, error)
         if fault is None:
             raise error
+        return self._stop(work, fault.error)
+
+    def _stop(self, work: _Work, error: TusklineError) -> Stop:
         feed = work.before and work.before.table
         folder = self._path(feed.path) if feed else ""
-        reason = f"{reason_of(fault.error, folder)}; it starts over with the table's next copy: tuskline table resync {work.table}"
+        reason = f"{reason_of(error, folder)}; it starts over with the table's next copy: tuskline table resync {work.table}"
         log.error("feed cannot follow", feed=work.name, reason=reason)
         return Stop(reason)
 
@@ -165,17 +170,22 @@ class FeedWriter:
         self,
         head: Manifest,
         plan: EpochPlan,
-        files: Mapping[str, Sequence[FileInfo]],
+        fed: Mapping[str, Sequence[Fed]],
         stage: Stage,
     ) -> dict[str, FeedVersion]:
-        """Commit the epoch's changes to the feeds: all of them, by name. `files`: of the executors, by the tables' names."""
+        """Commit the epoch's changes to the feeds: all of them, by name. `fed`: of the executors, by the tables' names."""
 
         def carry_out(_: str, work: _Work) -> FeedVersion:
+            its = fed.get(work.table, ())
+            files = [file for each in its for file in each.files]
+            if faults := [each.fault for each in its if each.fault is not None]:
+                stopped = self._stop(work, faults[0].error)
+                return self._carried_out(work, stopped, head, plan, (), stage)
             try:
                 return self._carried_out(work, work.action, head, plan, files, stage)
             except Exception as error:
                 stopped = self._stopped(work, error)
-            return self._carried_out(work, stopped, head, plan, files, stage)
+            return self._carried_out(work, stopped, head, plan, (), stage)
 
         done = each([(work.name, work) for work in self._work], carry_out)
         return {
@@ -190,7 +200,7 @@ class FeedWriter:
         action: Action,
         head: Manifest,
         plan: EpochPlan,
-        files: Mapping[str, Sequence[FileInfo]],
+        files: Sequence[FileInfo],
         stage: Stage,
     ) -> FeedVersion:
         before = work.before or FeedVersion(work.table)
@@ -209,7 +219,7 @@ class FeedWriter:
         else:
             assert before.table is not None
             assert work.target is not None
-            feed, rows = before.table, list(files.get(work.table, ()))
+            feed, rows = before.table, list(files)
             schema, arrangement = work.target.file_schema, work.target.arrangement
         if isinstance(action, Begin) or action.is_copied:
             rows += self._begin(work, feed, position, plan.version, stage, schema, arrangement)

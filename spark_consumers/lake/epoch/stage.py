@@ -152,10 +152,11 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Fed:
-    """Data files of a table's change feed, with the changes of the range."""
+    """Data files of a table's change feed, with the changes of the range; or why the feed cannot have these."""
 
     table: str
-    files: tuple[FileInfo, ...]
+    files: tuple[FileInfo, ...] = ()
+    fault: TableFault | None = None
 
 
 #: What a range leaves of each of its tables.
@@ -229,13 +230,17 @@ def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | Mu
 
 @dataclass
 class RangeFolds:
-    """What a range has of its tables: their changes, those that do not fit, faults and feeds, each by the table's name; and schema changes."""
+    """What a range has of its tables: their changes, those that do not fit, faults and feeds, each by the table's name; and schema changes.
+
+    `feed_faults`: of feeds alone, whose tables can continue.
+    """
 
     tables: dict[str, PendingTable] = field(default_factory=dict)
     mismatches: dict[str, list[SchemaMismatch]] = field(default_factory=dict)
     faults: dict[str, TableFault] = field(default_factory=dict)
     recorded: list[Recorded] = field(default_factory=list)
     feeds: dict[str, FeedFiles] = field(default_factory=dict)
+    feed_faults: dict[str, TableFault] = field(default_factory=dict)
 
     @property
     def whole(self) -> Iterator[PendingTable]:
@@ -262,8 +267,17 @@ def run_range(task: RangeTask, tables: TaskTables) -> list[Outcome]:
     for table in read.whole:
         with caught(table.target, read.faults):
             staged.append(_stage(task, table))
-    fed = [Fed(name, feed.close()) for name, feed in read.feeds.items()]
-    return [*staged, *fed, *read.found, *read.recorded]
+    return [*staged, *_fed(read, tables), *read.found, *read.recorded]
+
+
+def _fed(read: RangeFolds, tables: TaskTables) -> Iterator[Fed]:
+    """The feeds' files. What makes one of them fail is no fault of its table, and none of the others'."""
+    for name, feed in read.feeds.items():
+        files: tuple[FileInfo, ...] = ()
+        if name not in read.feed_faults:
+            with caught(tables[name], read.feed_faults):
+                files = feed.close()
+        yield Fed(name, files, read.feed_faults.get(name))
 
 
 def read_range(task: RangeTask, tables: TaskTables) -> RangeFolds:
@@ -334,8 +348,9 @@ def _take(task: RangeTask, target: Target, batch: ChangeBatch, read: RangeFolds)
     pending, mismatches = read.tables, read.mismatches
     if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
         return
-    if target.feed is not None:
-        _feed(task, target, target.feed, batch, read)
+    if target.feed is not None and target.name not in read.feed_faults:
+        with caught(target, read.feed_faults):
+            _feed(task, target, target.feed, batch, read)
     new, reason = missing(batch, target.start_lsn, target.chunks, target.key, target.columns.names)
     if not len(new):
         return

@@ -63,7 +63,8 @@ class ViewAttempts:
             known = patience.ended(deaths, self._began)
         if known is None or time.monotonic() >= known.until:
             return None
-        return f"{known.reason}; it is tried again in {known.until - time.monotonic():.0f} s"
+        # Its tables may have changed since it failed, so this is not the reason of that failure (`views.plan.FAILED`).
+        return f"it is tried again in {known.until - time.monotonic():.0f} s: {known.reason}"
 
     def failed(self, view: ViewDefinition, reason: str, took: float, *, of_query: bool) -> bool:
         """Note a failure; whether the round goes on without the view."""

@@ -386,7 +386,9 @@ class ViewWriter:
     def _staged(self, work: "_Work", frame: DataFrame, target: Target) -> Staged | None:
         """The rows with signs, staged: equal ones by one task."""
         record = f"{work.scratch}/{target.scratch_name}-view.pickle"
-        parts = frame.repartition(*[f for f in frame.columns if f != SIGN])
+        # Spark takes a dot in a name that is not quoted for one of a struct's fields.
+        names = ["`" + name.replace("`", "``") + "`" for name in frame.columns if name != SIGN]
+        parts = frame.repartition(*names)
         task = StageChanges(target, work.scratch, work.definition.max_rows)
         made: list[Staged | None] = sink(parts, task, record)
         staged = [each for each in made if each is not None]

@@ -220,7 +220,11 @@ class Retention:
     def _sweep(self, head: Manifest, current: Collection[str]) -> int:
         """One step in sweeping the tables of what earlier writers left: one table each time; how many files."""
         files = 0
-        if self._listed is not None and self._listed[0] in current:
+        there = {table.path for table in head.versions}
+        if self._listed is not None and self._listed[0] not in current:
+            # Something is written there that no link names yet: its turn comes after that.
+            self._unswept.append(self._listed[0])
+        elif self._listed is not None:
             name, listed = self._listed
             try:
                 files = self.tables.sweep(str(self.chain.root / name), head.term, listed)
@@ -230,7 +234,8 @@ class Retention:
                 # The files stay until the next takeover; the table's own trouble is reported where it is used.
                 log.warning("could not remove files", path=name, error=str(error)[:500])
         self._listed = None
-        if self._unswept:
-            name = self._unswept.pop()
+        self._unswept = [name for name in self._unswept if name in there]
+        if (name := next((n for n in self._unswept if n in current), None)) is not None:
+            self._unswept.remove(name)
             self._listed = name, leaks.listed(self.chain.root / name, head.term, self._taken_at)
         return files
