@@ -30,6 +30,7 @@ from tests.simulation.test_lake_repeated_writes import Snapshot, ViolationError
 from tests.unit.test_copy_chunks import COLUMNS, changes
 from tests.unit.test_fold import KEY, D, I, U, apply
 from walsender_bridge.errors import TusklineError, UnavailableError
+from walsender_bridge.postgres.table_layout import RowRules
 
 NAME = "s.public.t"
 #: Where chunks end.
@@ -143,7 +144,12 @@ class Run:
         self.results: list[Any] = []
         self.work = object.__new__(TableWork)
         self.work.__dict__.update(
-            _arrived={}, _arrived_at={}, _copy_after={}, _copies=self, _not_level=Counter()
+            _arrived={},
+            _arrived_at={},
+            _copy_after={},
+            _copies=self,
+            _not_level=Counter(),
+            _rules=lambda _: RowRules(),
         )
         self.head = Manifest("lake", 1, 1, 0, 1, 0.0, 0.0)
         self.failed = 0
