@@ -443,7 +443,12 @@ def test_a_table_that_is_written_during_its_turn_is_swept_after_that(chain: Chai
     busy, other, *_ = (version.path for version in head.versions)
     kept._unswept = [busy, other]
     swept: list[str] = []
-    tables.sweep = lambda path, *_: swept.append(path) or 0
+
+    def sweep(path: str, *_: object) -> int:
+        swept.append(path)
+        return 0
+
+    tables.sweep = sweep
     for _ in range(3):
         kept.expire(head, 1e6, busy=[busy])
     assert swept == [f"{chain.root}/{other}"]

@@ -235,7 +235,7 @@ class Retention:
                 log.warning("could not remove files", path=name, error=str(error)[:500])
         self._listed = None
         self._unswept = [name for name in self._unswept if name in there]
-        if (name := next((n for n in self._unswept if n in current), None)) is not None:
-            self._unswept.remove(name)
-            self._listed = name, leaks.listed(self.chain.root / name, head.term, self._taken_at)
+        if (turn := next((n for n in self._unswept if n in current), None)) is not None:
+            self._unswept.remove(turn)
+            self._listed = turn, leaks.listed(self.chain.root / turn, head.term, self._taken_at)
         return files
