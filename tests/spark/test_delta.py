@@ -1,0 +1,261 @@
+"""Delta tables over the data files of the lake's Iceberg tables: PostgreSQL's rows at every epoch, by Delta's own reader."""
+
+import pytest
+
+from spark_consumers import read
+from spark_consumers.lake import reader
+from spark_consumers.lake.delta_log import delta_tables
+from spark_consumers.lake.delta_log.log import DeltaLog
+from spark_consumers.lake.epoch import epoch_writer as epoch_module
+from spark_consumers.lake.flush import flush
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.tables.sources import Source
+from spark_consumers.lake.writer import requests
+from tests.cluster.test_types import SETUP, TEXTUAL, TYPED
+from tests.spark.test_engines import (
+    EPOCHS,
+    MORE_TABLES,
+    REMADE,
+    TOUCHED,
+    fill_types,
+    types_table,
+)
+from tests.support.bank_load import TABLES as BANK
+from tests.support.bank_load import check
+from tests.support.capture_stack import STREAM
+from tests.support.engines import fault_of, has_same_rows
+from tests.support.lake_check import assert_equal, assert_no_orphans
+from tests.support.lake_pipeline import PUBLISHED, TABLES, Pipeline
+from tests.support.pin_requests import Pins
+from tests.support.stack import Stack
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError
+
+ALL = (*PUBLISHED, "public.days", "public.many")
+NAMES = tuple(name.removeprefix("public.") for name in ALL)
+SMALL = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+
+
+def restarted(pipeline, **options):
+    pipeline.house.close()
+    pipeline.house = pipeline.lakehouse(delta=True, **options)
+
+
+def by_delta(pipeline, **options):
+    return read(pipeline.spark, pipeline.lake, format="delta", **options)
+
+
+def assert_postgresql_s(database, shown):
+    """Each table of the snapshot has PostgreSQL's columns and rows as they are now."""
+    faults = {name: fault_of(database.dsn, name, shown[name].toArrow()) for name in shown.tables}
+    assert not any(faults.values()), faults
+
+
+def assert_same(pipeline, epoch):
+    """Delta reads at this epoch what Iceberg reads."""
+    there, here = read(pipeline.spark, pipeline.lake, epoch=epoch), by_delta(pipeline, epoch=epoch)
+    assert there.tables == here.tables
+    for name in there.tables:
+        assert has_same_rows(there[name].toArrow(), here[name].toArrow()), (name, epoch)
+
+
+def log_of(pipeline, name):
+    return DeltaLog(pipeline.lake / pipeline.head().tables[f"{STREAM}.public.{name}"].path)
+
+
+def epochs_of(pipeline, name):
+    """The epochs that the versions of a table's log show."""
+    log = log_of(pipeline, name)
+    return [log.shown(version).epoch for version in log.listing().commits]
+
+
+@pytest.mark.timeout(600)
+def test_14_24_25_28_delta_reads_postgresql_s_rows_at_every_epoch(
+    spark, tmp_path, database, monkeypatch
+):
+    monkeypatch.setattr(epoch_module, "_COMPACT_FILES", 3)
+    monkeypatch.setattr(delta_tables, "CHECKPOINT_EVERY", 3)
+    database.execute(*TABLES, *MORE_TABLES)
+    database.execute("INSERT INTO many SELECT g, g FROM generate_series(1, 5000) g")
+    with Pipeline(spark, tmp_path, database, ALL) as pipeline:
+        restarted(pipeline)
+        pipeline.wait_for_tables(*NAMES)
+        epochs = [pipeline.head().epoch]
+        for statements in (*EPOCHS, *((*remade, *TOUCHED) for remade in REMADE)):
+            database.execute(*statements)
+            epochs.append(pipeline.flush().epoch)
+            assert_postgresql_s(database, by_delta(pipeline))
+        for epoch in epochs:
+            assert_same(pipeline, epoch)
+        many = by_delta(pipeline)["many"]
+        # By the statistics, which are of all rows of a file, removed ones too.
+        assert many.where("id < 0").count() == 0
+        assert many.where("id > 4990").count() == 10
+        assert_no_orphans(pipeline.spark, pipeline.lake)
+
+
+def test_23_28_delta_reads_values_of_every_type(spark, tmp_path, database):
+    kinds = {**TYPED, **TEXTUAL}
+    database.execute(*SETUP, types_table(kinds))
+    fill_types(database, kinds, 1)
+    with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
+        restarted(pipeline)
+        pipeline.wait_for_tables("t")
+        fill_types(database, kinds, 1000)
+        database.execute("DELETE FROM t WHERE id % 5 = 0")
+        pipeline.flush()
+        assert_postgresql_s(database, by_delta(pipeline))
+
+
+def test_5_6_7_13_28_the_next_writer_makes_the_commits_that_are_missing(
+    spark, tmp_path, database, monkeypatch
+):
+    def fail(*_):
+        raise OSError("no space left on device")
+
+    database.execute(*SMALL)
+    with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
+        restarted(pipeline)
+        pipeline.wait_for_tables("t")
+        before = epochs_of(pipeline, "t")
+        missing = []
+        with monkeypatch.context() as patch:
+            patch.setattr(DeltaLog, "commit", fail)
+            for number in range(3, 5):
+                database.execute(
+                    f"INSERT INTO t VALUES ({number}, 'c')", "DELETE FROM t WHERE id = 1"
+                )
+                missing.append(pipeline.flush().epoch)
+            # Epochs do not depend on it, and a reader by Delta is told.
+            assert epochs_of(pipeline, "t") == before
+            patch.setattr("spark_consumers.lake.delta_log.read._PATIENCE", 0.1)
+            with pytest.raises(LakeError, match="Delta log does not show"):
+                by_delta(pipeline)["t"]
+        stale = pipeline.house._writer.delta
+        pipeline.house = pipeline.lakehouse(delta=True)
+        pipeline.house.run_once()
+        wait_for(
+            lambda: pipeline.house.run_once() or epochs_of(pipeline, "t")[-1:] == missing[-1:], 30
+        )
+        assert epochs_of(pipeline, "t") == [*before, *missing]
+        database.execute("UPDATE t SET v = 'd'")
+        epoch = pipeline.flush().epoch
+        # What the older writer has still to do, when it wakes up, has been done.
+        stale._retry_at.clear()
+        assert stale.lagging()
+        stale.show()
+        assert not stale.lagging()
+        assert epochs_of(pipeline, "t") == [*before, *missing, epoch]
+        for each in epochs_of(pipeline, "t"):
+            assert_same(pipeline, each)
+
+
+def test_10_28_versions_stay_as_long_as_their_epochs(spark, tmp_path, database, monkeypatch):
+    monkeypatch.setattr(delta_tables, "_CLEAN_AT_LEAST", 2)
+    monkeypatch.setattr(reader, "lease_on", lambda _: None)
+    database.execute(*SMALL)
+    with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
+        restarted(pipeline)
+        pipeline.wait_for_tables("t")
+        epochs = []
+        for number in range(3, 9):
+            database.execute(f"INSERT INTO t VALUES ({number}, 'c')", "UPDATE t SET v = v || 'x'")
+            epochs.append(pipeline.flush().epoch)
+            if number == 4:
+                Pins(pipeline).pin("audit", epochs[-1])
+                kept = by_delta(pipeline)["t"].toArrow()
+        Pins(pipeline).expire()
+        assert epochs_of(pipeline, "t") == [epochs[1], epochs[-1]]
+        assert has_same_rows(by_delta(pipeline, pin="audit")["t"].toArrow(), kept)
+        assert_same(pipeline, epochs[-1])
+        with pytest.raises(TrimmedError):
+            by_delta(pipeline, epoch=epochs[2])["t"]
+        with pytest.raises(Exception, match=r"VersionNotFound|VERSION_NOT_FOUND|time travel"):
+            spark.read.format("delta").option("versionAsOf", 4).load(
+                str(log_of(pipeline, "t").folder.parent)
+            )
+
+
+def test_28_what_delta_cannot_promise_is_refused_by_name(spark, tmp_path, database):
+    database.execute(*SMALL, 'CREATE TABLE odd ("a" int PRIMARY KEY, "A" int)')
+    with Pipeline(spark, tmp_path, database, ["public.t", "public.odd"]) as pipeline:
+        restarted(pipeline)
+        pipeline.wait_for_tables("t", "odd")
+        shown = by_delta(pipeline)
+        assert shown["t"].count() == 2
+        with pytest.raises(NotSupportedError, match="'a' and 'A' differ only in case"):
+            shown["odd"]
+        table = f"delta.`{log_of(pipeline, 't').folder.parent}`"
+        for statement in (
+            f"DELETE FROM {table} WHERE id = 1",
+            f"VACUUM {table} RETAIN 200 HOURS",
+            f"OPTIMIZE {table}",
+            f"ALTER TABLE {table} ADD COLUMN x int",
+        ):
+            with pytest.raises(Exception, match=r"requires writer table feature.*tuskline"):
+                spark.sql(statement)
+        assert spark.sql(f"SELECT count(*) FROM {table}").collect()[0][0] == 2
+
+
+def test_22_28_a_copy_is_a_delta_table_of_its_own_and_live_reads_merge_it(
+    spark, tmp_path, database
+):
+    database.execute(*SMALL)
+    with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
+        restarted(pipeline, deletes={"default": "position-deletes"})
+        pipeline.wait_for_tables("t")
+        database.execute("DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (7, 'g')")
+        pipeline.flush()
+        assert_postgresql_s(database, by_delta(pipeline))
+        before = log_of(pipeline, "t").folder
+        requests.ask(open_chain(pipeline.lake), "resync", [f"{STREAM}.public.t"])
+
+        def is_another():
+            pipeline.house.run_once(force=True)
+            return log_of(pipeline, "t").folder != before
+
+        wait_for(is_another, 60, "another copy")
+        assert_postgresql_s(database, by_delta(pipeline))
+        assert log_of(pipeline, "t").listing().commits[0] == 0
+        # What plain readers open leads to it.
+        plain = spark.read.format("delta").load(f"{pipeline.lake}/tables/{STREAM}/public/t")
+        assert sorted(row.id for row in plain.collect()) == [2, 7]
+        database.execute("UPDATE t SET v = 'live' WHERE id = 2", "DELETE FROM t WHERE id = 7")
+        pipeline.barrier()
+        live = by_delta(pipeline, live=True, log=pipeline.log.address)
+        assert live.epoch > pipeline.head().epoch
+        assert_postgresql_s(database, live)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_3_5_6_28_a_driver_killed_around_a_delta_commit_leaves_whole_epochs(
+    tmp_path, database, spark
+):
+    database.execute(*BANK)
+
+    def head():
+        return open_chain(stack.lake).head()
+
+    with Stack(
+        tmp_path, {"shop": database.dsn}, epoch_interval=0.5, lake="delta = true\n"
+    ) as stack:
+        stack.start("log-server", "bridge", "lake")
+        wait_for(lambda: head() and len(head().readable) == 3, 120, "the first epoch")
+        stack.kill("lake")
+        for place in ("before-delta-commit", "after-delta-commit"):
+            database.execute("UPDATE accounts SET balance = balance")
+            stack.start("lake", env={"TUSKLINE_FAIL_POINT": place})
+            assert stack.wait("lake", 240) == -9
+        stack.start("lake")
+        flush(
+            stack.lake,
+            stack.log_address,
+            [Source("shop", database.dsn, "tuskline_shop")],
+            timeout=240,
+        )
+        shown = read(spark, stack.lake, format="delta")
+        assert_equal(database.dsn, shown)
+        assert stack.stop("lake") == 0
+        for epoch in {m.epoch for m in open_chain(stack.lake).links() if len(m.readable) == 3}:
+            check(read(spark, stack.lake, epoch=epoch, format="delta"))
