@@ -134,9 +134,12 @@ def test_5_6_7_13_28_the_next_writer_makes_the_commits_that_are_missing(
         stale = pipeline.house._writer.delta
         pipeline.house = pipeline.lakehouse(delta=True)
         pipeline.house.run_once()
-        wait_for(
-            lambda: pipeline.house.run_once() or epochs_of(pipeline, "t")[-1:] == missing[-1:], 30
-        )
+
+        def is_complete():
+            pipeline.house.run_once()
+            return epochs_of(pipeline, "t")[-1:] == missing[-1:]
+
+        wait_for(is_complete, 30, "the commits that were missing")
         assert epochs_of(pipeline, "t") == [*before, *missing]
         database.execute("UPDATE t SET v = 'd'")
         epoch = pipeline.flush().epoch
