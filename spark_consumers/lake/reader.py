@@ -310,8 +310,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
             frame: DataFrame
             if self._format == DELTA:
                 order = self.manifest.term, self.manifest.link
-                columns = [name for name, _, _ in table.layout]
-                frame = read_version(self._spark, str(path), order, table.snapshot_id, columns)
+                frame = read_version(self._spark, str(path), order, table.snapshot_id)
             else:
                 frame = read_snapshot(self._spark, str(path), table.snapshot_id, self._catalog)
         except Exception:

@@ -127,8 +127,14 @@ def test_no_other_program_may_write():
 
 
 def test_columns_that_differ_only_in_case_are_refused_by_name():
-    assert not refusal(["id", "name"])
-    assert "'a' and 'A'" in refusal(["a", "b", "A"])
+    assert not refusal(FIRST)
+    assert "'a' and 'A'" in refusal(schema(0, (1, "a", "int"), (2, "A", "int")))
+
+
+def test_14_a_column_with_a_default_for_older_rows_is_refused_by_name():
+    older = schema(0, (1, "id", "int"), (2, "n", "int"))
+    older["fields"][1]["initial-default"] = 0
+    assert "'n' has a default" in refusal(older)
 
 
 @pytest.mark.parametrize("length", range(9))

@@ -17,7 +17,7 @@ from spark_consumers.lake.delta_log.actions import (
     next_commit,
 )
 from spark_consumers.lake.delta_log.inline_vectors import descriptor
-from spark_consumers.lake.delta_log.log import DeltaLog, cleaning
+from spark_consumers.lake.delta_log.log import REFUSAL, DeltaLog, cleaning
 from spark_consumers.lake.delta_log.schema import delta_schema, refusal
 from spark_consumers.lake.delta_log.snapshot import wanted_files
 from spark_consumers.lake.format.position_deletes import read_removed
@@ -45,7 +45,7 @@ class DeltaTables:
     """The Delta logs of the tables that one writer publishes."""
 
     def __init__(self, chain: Chain, tables: TableFormat) -> None:
-        self._root = chain.root
+        self._root, self._store = chain.root, chain.store
         self._format = tables
         #: By the table's path: what its log does not show yet, as far as is known; the oldest first.
         self._pending: dict[str, list[Shown]] = {}
@@ -86,6 +86,8 @@ class DeltaTables:
         except NotSupportedError as error:
             if self.refused.get(path) != error.what:
                 log.warning("no Delta log for table", table=name, reason=error.what)
+                # For readers; it is right as long as the log does not show the newest snapshot.
+                self._store.replace(f"{path}/{REFUSAL}", error.what.encode(), durable=False)
             # It is what the next snapshot has that may be another.
             self.refused[path] = error.what
             del self._pending[path]
@@ -117,7 +119,7 @@ class DeltaTables:
         """Write the commit that shows this; the state of the log then, which another writer's commit may have made."""
         folder = self._root / path
         found = self._format.snapshot_record(str(folder), shown.snapshot)
-        if reason := refusal(field["name"] for field in found.schema["fields"]):
+        if reason := refusal(found.schema):
             raise NotSupportedError(reason, where=path)
         schema = delta_schema(found.schema, found.schemas)
         wanted, vectors = wanted_files(found.manifest_list, schema.physical, path)

@@ -29,6 +29,8 @@ from spark_consumers.lake.store.place import ObjectPlace, Place, create, files_i
 from walsender_bridge.errors import CorruptError
 
 FOLDER: Final = "_delta_log"
+#: The file in a table's folder with the reason for which its log does not show its newest snapshot.
+REFUSAL: Final = "_delta_refused"
 _NAME: Final = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
 _REPAIR: Final = (
     "remove the folder: `tuskline lake run` then begins the table's Delta log again, from version 0"

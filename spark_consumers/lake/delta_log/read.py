@@ -1,11 +1,9 @@
 """A table of an epoch, read by Delta: the version of its log that shows the epoch's snapshot."""
 
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_consumers.lake.delta_log.log import DeltaLog
-from spark_consumers.lake.delta_log.schema import refusal
+from spark_consumers.lake.delta_log.log import REFUSAL, DeltaLog
 from spark_consumers.lake.store.place import place
 from spark_consumers.spark.failures import SPARK_ERRORS
 from spark_consumers.spark.jars import DELTA
@@ -15,23 +13,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: Seconds that a reader waits for the commit of an epoch, which is made right behind its link.
-_PATIENCE: Final = 10.0
+_PATIENCE = 10.0
 _POLL_SECONDS: Final = 0.05
 _NO_DELTA: Final = "DATA_SOURCE_NOT_FOUND"
 
 
-def read_version(
-    spark: "SparkSession", path: str, order: tuple[int, int], snapshot: int, columns: Iterable[str]
-) -> Any:
+def read_version(spark: "SparkSession", path: str, order: tuple[int, int], snapshot: int) -> Any:
     """The table in folder `path` at a snapshot that the link of this order (`Shown.order`) names, as a Spark DataFrame that Delta reads.
 
-    `columns`: their names. Raises `LakeError` if its Delta log does not show the snapshot, `CorruptError` for a damaged commit,
-    `NotSupportedError` for a table that cannot be a Delta table, or a session without Delta.
+    Raises `LakeError` if its Delta log does not show the snapshot, `CorruptError` for a damaged commit, `NotSupportedError` for a
+    table that cannot be a Delta table, or a session without Delta.
     """
-    if reason := refusal(columns):
-        raise NotSupportedError(
-            reason, where=path, repair="rename a column, or read the table by Iceberg"
-        )
     version = version_of(path, order, snapshot)
     try:
         frame = spark.read.format("delta").option("versionAsOf", version).load(path)
@@ -53,7 +45,8 @@ def read_version(
 
 def version_of(path: str, order: tuple[int, int], snapshot: int) -> int:
     """The version of the table's log that shows this snapshot, of the link or an earlier one; waits for it. Raises `LakeError`."""
-    log = DeltaLog(place(path))
+    table = place(path)
+    log = DeltaLog(table)
     deadline = time.monotonic() + _PATIENCE
     while True:
         commits = log.listing().commits
@@ -63,6 +56,12 @@ def version_of(path: str, order: tuple[int, int], snapshot: int) -> int:
         if newest >= order or time.monotonic() > deadline:
             break
         time.sleep(_POLL_SECONDS)
+    if newest < order and (table / REFUSAL).exists():
+        raise NotSupportedError(
+            (table / REFUSAL).read_text(),
+            where=path,
+            repair="read the table by Iceberg; docs/delta.md has the remedies",
+        )
     if not commits:
         raise LakeError(
             "the table has no Delta log",

@@ -28,6 +28,8 @@ _TYPES: Final = {
 }
 _MODE, _MAX_ID = "delta.columnMapping.mode", "delta.columnMapping.maxColumnId"
 _WIDENING = "delta.enableTypeWidening"
+#: The value that a column has in data files that are older than it. A column default of Delta's is for writers only.
+_INITIAL: Final = "initial-default"
 #: No other program implements it, so none that keeps to Delta's protocol writes to the table or removes its files (VACUUM).
 WRITER_FEATURE: Final = "tuskline"
 
@@ -104,13 +106,16 @@ def delta_schema(schema: Schema, history: Iterable[Schema]) -> DeltaSchema:
     )
 
 
-def refusal(names: Iterable[str]) -> str:
-    """Why a table with these columns cannot be a Delta table; empty if it can."""
+def refusal(schema: Schema) -> str:
+    """Why a table with this schema cannot be a Delta table; empty if it can."""
     seen: dict[str, str] = {}
-    for name in names:
+    for field in schema["fields"]:
+        name = field["name"]
         other = seen.setdefault(name.casefold(), name)
         if other != name:
             return f"its columns {other!r} and {name!r} differ only in case, which Delta does not distinguish"
+        if field.get(_INITIAL) is not None:
+            return f"its column {name!r} has a default for rows that are older, which Delta cannot read"
     return ""
 
 
