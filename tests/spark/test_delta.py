@@ -20,6 +20,7 @@ from tests.spark.test_engines import (
     fill_types,
     types_table,
 )
+from tests.spark.test_recorded_changes import install
 from tests.support.bank_load import TABLES as BANK
 from tests.support.bank_load import check
 from tests.support.capture_stack import STREAM
@@ -92,6 +93,35 @@ def test_14_24_25_28_delta_reads_postgresql_s_rows_at_every_epoch(
         assert many.where("id < 0").count() == 0
         assert many.where("id > 4990").count() == 10
         assert_no_orphans(pipeline.spark, pipeline.lake)
+
+
+def test_14_28_columns_that_are_changed_in_place_are_changed_for_delta(spark, tmp_path, database):
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, name text, n int, gone text)",
+        "INSERT INTO t SELECT g, 'n' || g, g, 'x' FROM generate_series(1, 20) g",
+    )
+    with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
+        install(database)
+        restarted(pipeline)
+        pipeline.wait_for_tables("t")
+        path, epochs = pipeline.head().tables[f"{STREAM}.public.t"].path, []
+        for changes in (
+            ("ALTER TABLE t RENAME name TO title", "UPDATE t SET title = 'new' WHERE id = 3"),
+            ("ALTER TABLE t DROP gone", "ALTER TABLE t ADD name text"),
+            ("UPDATE t SET name = 'again' WHERE id IN (3, 4)", "DELETE FROM t WHERE id = 5"),
+            ("ALTER TABLE t ALTER n TYPE bigint", f"UPDATE t SET n = {2**40} WHERE id = 6"),
+        ):
+            database.execute(*changes)
+            epochs.append(pipeline.flush().epoch)
+            assert_postgresql_s(database, by_delta(pipeline))
+        assert pipeline.head().tables[f"{STREAM}.public.t"].path == path, "nothing is copied"
+        for epoch in epochs:
+            assert_same(pipeline, epoch)
+        # Files are skipped by the statistics of the right column.
+        shown = by_delta(pipeline)["t"]
+        assert shown.where("name = 'again'").count() == 2
+        assert shown.where("title = 'n7'").count() == 1
+        assert shown.where(f"n = {2**40}").count() == 1
 
 
 def test_23_28_delta_reads_values_of_every_type(spark, tmp_path, database):
