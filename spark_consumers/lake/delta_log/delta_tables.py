@@ -136,13 +136,24 @@ class DeltaTables:
             # Another writer's, or our own of an attempt that failed behind it.
             return delta.state()
         fail_point.hit("after-delta-commit")
+        self._shown.setdefault(path, {})[version] = shown
         state = state.after(version, actions)
         if version and version % CHECKPOINT_EVERY == 0:
             delta.write_checkpoint(state)
         return state
 
     def clean(self, path: str, kept: Collection[int]) -> None:
-        """Remove the versions of a table's log that show none of these snapshots, which alone are kept."""
+        """Remove the versions of a table's log that show none of these snapshots: the others are about to expire."""
+        pending = self._pending.get(path)
+        if pending:
+            # What could not be written for so long is gone for Delta.
+            pending[:] = [shown for shown in pending if shown.snapshot in kept]
+        try:
+            self._clean(path, kept)
+        except Exception as error:
+            log.warning("Delta log of table is not cleaned", path=path, error=str(error)[:500])
+
+    def _clean(self, path: str, kept: Collection[int]) -> None:
         delta = DeltaLog(self._root / path)
         there = delta.listing()
         if len(there.commits) < _CLEAN_AT_LEAST:
