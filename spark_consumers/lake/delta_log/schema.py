@@ -108,14 +108,9 @@ def delta_schema(schema: Schema, history: Iterable[Schema]) -> DeltaSchema:
 
 def refusal(schema: Schema) -> str:
     """Why a table with this schema cannot be a Delta table; empty if it can."""
-    seen: dict[str, str] = {}
     for field in schema["fields"]:
-        name = field["name"]
-        other = seen.setdefault(name.casefold(), name)
-        if other != name:
-            return f"its columns {other!r} and {name!r} differ only in case, which Delta does not distinguish"
         if field.get(_INITIAL) is not None:
-            return f"its column {name!r} has a default for rows that are older, which Delta cannot read"
+            return f"its column {field['name']!r} has a default for rows that are older, which Delta cannot read"
     return ""
 
 
