@@ -11,6 +11,7 @@ from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.tables.sources import Source
 from spark_consumers.lake.verify import verify
+from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.writer import requests
 from tests.cluster.test_types import SETUP, TEXTUAL, TYPED
 from tests.spark.test_engines import (
@@ -31,7 +32,9 @@ from tests.support.lake_pipeline import PUBLISHED, TABLES, Pipeline
 from tests.support.pin_requests import Pins
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
-from walsender_bridge.errors import LakeError, TrimmedError
+from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError
+from walsender_bridge.postgres.table_layout import SOFT_DELETE, LayoutRule, TableLayout
+from walsender_bridge.postgres.table_patterns import Pattern
 
 ALL = (*PUBLISHED, "public.days", "public.many")
 NAMES = tuple(name.removeprefix("public.") for name in ALL)
@@ -47,9 +50,10 @@ def by_delta(pipeline, **options):
     return read(pipeline.spark, pipeline.lake, format="delta", **options)
 
 
-def assert_postgresql_s(database, shown):
-    """Each table of the snapshot has PostgreSQL's columns and rows as they are now."""
-    faults = {name: fault_of(database.dsn, name, shown[name].toArrow()) for name in shown.tables}
+def assert_postgresql_s(database, shown, names=None):
+    """Each of these tables of the snapshot, by default all, has PostgreSQL's columns and rows as they are now."""
+    names = shown.tables if names is None else names
+    faults = {name: fault_of(database.dsn, name, shown[name].toArrow()) for name in names}
     assert not any(faults.values()), faults
 
 
@@ -71,27 +75,52 @@ def epochs_of(pipeline, name):
     return [log.shown(version).epoch for version in log.listing().commits]
 
 
+def resynced(pipeline, name):
+    """Have a table copied again."""
+    before = log_of(pipeline, name).folder
+    requests.ask(open_chain(pipeline.lake), "resync", [f"{STREAM}.public.{name}"])
+
+    def is_another():
+        pipeline.house.run_once(force=True)
+        return log_of(pipeline, name).folder != before
+
+    wait_for(is_another, 60, "another copy")
+
+
+@pytest.mark.parametrize(
+    ("rows", "each"),
+    # A table that an epoch has not changed has no other version of its log, and is only read again by the long form.
+    [(5_000, False), pytest.param(200_000, True, marks=pytest.mark.long)],
+    ids=["changed", "all"],
+)
 @pytest.mark.timeout(600)
 def test_14_24_25_28_delta_reads_postgresql_s_rows_at_every_epoch(
-    spark, tmp_path, database, monkeypatch
+    spark, tmp_path, database, monkeypatch, rows, each
 ):
     monkeypatch.setattr(epoch_module, "_COMPACT_FILES", 3)
     monkeypatch.setattr(delta_tables, "CHECKPOINT_EVERY", 3)
     database.execute(*TABLES, *MORE_TABLES)
-    database.execute("INSERT INTO many SELECT g, g FROM generate_series(1, 5000) g")
+    database.execute(f"INSERT INTO many SELECT g, g FROM generate_series(1, {rows}) g")
     with Pipeline(spark, tmp_path, database, ALL) as pipeline:
         restarted(pipeline)
         pipeline.wait_for_tables(*NAMES)
-        first = pipeline.head().epoch
+        epochs, seen = [pipeline.head().epoch], {}
         for statements in (*EPOCHS, *((*remade, *TOUCHED) for remade in REMADE)):
             database.execute(*statements)
-            pipeline.flush()
-            assert_postgresql_s(database, by_delta(pipeline))
-        assert_same(pipeline, first)
-        many = by_delta(pipeline)["many"]
+            epochs.append(pipeline.flush().epoch)
+            now = {name: table.snapshot_id for name, table in pipeline.head().readable.items()}
+            changed = [name for name, snapshot in now.items() if each or seen.get(name) != snapshot]
+            assert len(changed) >= len(TOUCHED), changed
+            assert_postgresql_s(database, by_delta(pipeline), changed)
+            seen = now
+        for epoch in epochs if each else ():
+            assert_same(pipeline, epoch)
         # By the statistics, which are of all rows of a file, removed ones too.
-        assert many.where("id < 0").count() == 0
-        assert many.where("id > 4990").count() == 10
+        many = by_delta(pipeline)["many"]
+        for condition in ("id < 0", f"id > {rows - 10}", "v < 0"):
+            with database.connect() as connection:
+                query = f"SELECT count(*) FROM many WHERE {condition}".encode()
+                assert connection.execute(query).fetchone() == (many.where(condition).count(),)
         assert_no_orphans(pipeline.spark, pipeline.lake)
         assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
 
@@ -215,16 +244,81 @@ def test_28_no_other_program_writes_to_a_delta_table(spark, tmp_path, database):
     with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
         restarted(pipeline)
         pipeline.wait_for_tables("t")
-        table = f"delta.`{log_of(pipeline, 't').folder.parent}`"
+        folder = log_of(pipeline, "t").folder.parent
+        table = f"delta.`{folder}`"
+        # With one data file, there is nothing that it could commit.
+        assert not refused(spark, f"OPTIMIZE {table}")
+        database.execute("INSERT INTO t VALUES (3, 'c')")
+        pipeline.flush()
+        before, versions = set(folder.rglob("*")), log_of(pipeline, "t").listing()
         for statement in (
+            f"INSERT INTO {table} VALUES (4, 'd')",
             f"DELETE FROM {table} WHERE id = 1",
             f"VACUUM {table} RETAIN 200 HOURS",
+            f"VACUUM {table} LITE",
             f"OPTIMIZE {table}",
             f"ALTER TABLE {table} ADD COLUMN x int",
         ):
-            with pytest.raises(Exception, match=r"DELTA_UNSUPPORTED_FEATURES_FOR_WRITE.*tuskline"):
-                spark.sql(statement)
-        assert spark.sql(f"SELECT count(*) FROM {table}").collect()[0][0] == 2
+            assert "DELTA_UNSUPPORTED_FEATURES_FOR_WRITE" in refused(spark, statement), statement
+        assert log_of(pipeline, "t").listing() == versions
+        # Delta's INSERT writes its rows before it is refused; nothing names that file.
+        assert before <= set(folder.rglob("*"))
+        assert spark.sql(f"SELECT count(*) FROM {table}").collect()[0][0] == 3
+
+
+def refused(spark, statement):
+    """What Delta says to a statement; nothing if it runs."""
+    try:
+        spark.sql(statement).collect()
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def test_14_27_28_feeds_views_and_kept_rows_are_delta_tables_a_default_is_refused_by_name(
+    spark, tmp_path, database
+):
+    database.execute(*SMALL, *(statement.replace(" t ", " kept ") for statement in SMALL))
+    sections = [
+        LayoutRule(Pattern.parse("public.t"), TableLayout(), feed="{table}_changes"),
+        LayoutRule(Pattern.parse("public.kept"), TableLayout(), mode=SOFT_DELETE),
+    ]
+    views = [ViewDefinition("views.counted", "SELECT v, count(*) AS n FROM t GROUP BY v")]
+    with Pipeline(spark, tmp_path, database, ["public.t", "public.kept"]) as pipeline:
+        install(database)
+        restarted(pipeline, layouts=sections, views=views)
+        pipeline.wait_for_tables("t", "kept", "t_changes")
+        database.execute(
+            "INSERT INTO t VALUES (3, 'b')",
+            "DELETE FROM t WHERE id = 1",
+            "DELETE FROM kept WHERE id = 1",
+        )
+        before = pipeline.flush()
+        assert_same(pipeline, before.epoch)
+        shown = by_delta(pipeline)
+        assert {tuple(row) for row in shown["counted"].collect()} == {("b", 2)}
+        assert [row._op for row in shown["t_changes"].orderBy("_version", "_offset").collect()] == [
+            "begin",
+            "insert",
+            "delete",
+        ]
+        gone = shown["kept"].where("_deleted_at IS NOT NULL").collect()
+        assert [row.id for row in gone] == [1]
+
+        path = pipeline.head().tables[f"{STREAM}.public.t"].path
+        database.execute("ALTER TABLE t ADD given int DEFAULT 7", "INSERT INTO t VALUES (4, 'd')")
+        after = pipeline.flush()
+        assert after["t"].where("given = 7").count() == 3
+        assert pipeline.head().tables[f"{STREAM}.public.t"].path == path, "nothing is copied"
+        with pytest.raises(NotSupportedError, match="its column 'given' has a default"):
+            by_delta(pipeline)["t"]
+        # Its feed has no default, the other tables go on, and so does the epoch before.
+        shown = by_delta(pipeline)
+        for name in ("t_changes", "counted", "kept"):
+            assert has_same_rows(after[name].toArrow(), shown[name].toArrow()), name
+        assert_same(pipeline, before.epoch)
+        resynced(pipeline, "t")
+        assert_same(pipeline, pipeline.head().epoch)
 
 
 def test_22_28_a_copy_is_a_delta_table_of_its_own_and_live_reads_merge_it(
@@ -237,14 +331,7 @@ def test_22_28_a_copy_is_a_delta_table_of_its_own_and_live_reads_merge_it(
         database.execute("DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (7, 'g')")
         pipeline.flush()
         assert_postgresql_s(database, by_delta(pipeline))
-        before = log_of(pipeline, "t").folder
-        requests.ask(open_chain(pipeline.lake), "resync", [f"{STREAM}.public.t"])
-
-        def is_another():
-            pipeline.house.run_once(force=True)
-            return log_of(pipeline, "t").folder != before
-
-        wait_for(is_another, 60, "another copy")
+        resynced(pipeline, "t")
         assert_postgresql_s(database, by_delta(pipeline))
         assert log_of(pipeline, "t").listing().commits[0] == 0
         # What plain readers open leads to it.

@@ -1,8 +1,8 @@
 """Deletion vectors inside a Delta log. Pure.
 
 A blob of Iceberg's type `deletion-vector-v1` contains a deletion vector in Delta's own format, between a length and a checksum. Delta's
-protocol also has vectors in files, but only in files that begin with a version byte, which a Puffin file does not: readers other than
-Delta's own library for Spark refuse it. So the log has the vector itself, in the encoding Z85.
+protocol also has vectors in files, but only in files that begin with a version byte, which a Puffin file does not: delta-kernel
+refuses it. So the log has the vector itself, in the encoding Z85.
 """
 
 from collections.abc import Mapping
