@@ -15,7 +15,14 @@ from spark_consumers.lake.delta_log.actions import (
     shown_in,
 )
 from spark_consumers.lake.delta_log.inline_vectors import descriptor, z85
-from spark_consumers.lake.delta_log.log import REFUSAL, Cleaning, DeltaLog, Listing, cleaning
+from spark_consumers.lake.delta_log.log import (
+    REFUSAL,
+    Cleaning,
+    DeltaLog,
+    Listing,
+    cleaning,
+    refusal_record,
+)
 from spark_consumers.lake.delta_log.read import version_of
 from spark_consumers.lake.delta_log.schema import WRITER_FEATURE, delta_schema, refusal
 from spark_consumers.lake.delta_log.snapshot import statistics
@@ -274,7 +281,9 @@ def test_2_a_reader_finds_the_version_of_its_link(tmp_path, monkeypatch):
     with pytest.raises(LakeError, match="no Delta log"):
         version_of(str(tmp_path / "other"), (1, 1), 1)
     # A table that cannot be shown any more says why; earlier epochs can be read.
-    (tmp_path / REFUSAL).write_text("its column 'n' has a default")
+    (tmp_path / REFUSAL).write_bytes(refusal_record(9999, "its column 'n' has a default"))
+    # Nobody waits for what is known.
+    monkeypatch.setattr("spark_consumers.lake.delta_log.read._PATIENCE", 3600)
     with pytest.raises(NotSupportedError, match="has a default"):
         version_of(str(tmp_path), (1, 100), 9999)
     assert version_of(str(tmp_path), (1, 80), 8000) == 8

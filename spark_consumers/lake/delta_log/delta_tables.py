@@ -5,7 +5,7 @@ takeover, from the chain (`actions` has the argument).
 """
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Final
 
 from spark_consumers.lake.concurrently import each
@@ -17,7 +17,7 @@ from spark_consumers.lake.delta_log.actions import (
     next_commit,
 )
 from spark_consumers.lake.delta_log.inline_vectors import descriptor
-from spark_consumers.lake.delta_log.log import REFUSAL, DeltaLog, cleaning
+from spark_consumers.lake.delta_log.log import REFUSAL, DeltaLog, cleaning, refusal_record
 from spark_consumers.lake.delta_log.schema import delta_schema, refusal
 from spark_consumers.lake.delta_log.snapshot import wanted_files
 from spark_consumers.lake.format.position_deletes import read_removed
@@ -83,14 +83,6 @@ class DeltaTables:
         name = self._newest[path][1]
         try:
             self._write_all(path, pending)
-        except NotSupportedError as error:
-            if self.refused.get(path) != error.what:
-                log.warning("no Delta log for table", table=name, reason=error.what)
-                # For readers; it is right as long as the log does not show the newest snapshot.
-                self._store.replace(f"{path}/{REFUSAL}", error.what.encode(), durable=False)
-            # It is what the next snapshot has that may be another.
-            self.refused[path] = error.what
-            del self._pending[path]
         except Exception as error:
             log.warning("Delta log of table is out of date", table=name, error=str(error)[:500])
             self._states.pop(path, None)
@@ -98,8 +90,6 @@ class DeltaTables:
         else:
             del self._pending[path]
             self._retry_at.pop(path, None)
-            if self.refused.pop(path, None) is not None:
-                log.info("Delta log for table again", table=name)
 
     def _write_all(self, path: str, pending: list[Shown]) -> None:
         delta = DeltaLog(self._root / path)
@@ -108,12 +98,28 @@ class DeltaTables:
             del pending[:-_FIRST]
         while pending:
             if is_behind(state, pending[0]):
-                state = self._write(path, delta, state, pending[0])
+                try:
+                    state = self._write(path, delta, state, pending[0])
+                except NotSupportedError as error:
+                    self._refuse(path, pending[0], error.what)
+                    del pending[0]
+                    continue
+                if self.refused.pop(path, None) is not None:
+                    log.info("Delta log for table again", table=self._newest[path][1])
             if not is_behind(state, pending[0]):
                 del pending[0]
         self._states[path] = state
         while len(self._states) > _STATES:
             self._states.pop(next(iter(self._states)), None)
+
+    def _refuse(self, path: str, shown: Shown, reason: str) -> None:
+        """Leave this snapshot out of the log, and tell why. The next one may be another."""
+        if self.refused.get(path) != reason:
+            log.warning("no Delta log for table", table=self._newest[path][1], reason=reason)
+        self.refused[path] = reason
+        self._store.replace(
+            f"{path}/{REFUSAL}", refusal_record(shown.snapshot, reason), durable=False
+        )
 
     def _write(self, path: str, delta: DeltaLog, state: LogState, shown: Shown) -> LogState:
         """Write the commit that shows this; the state of the log then, which another writer's commit may have made."""
@@ -171,7 +177,3 @@ class DeltaTables:
         delta.remove(decided.commits, decided.checkpoints)
         for version in decided.commits:
             known.pop(version, None)
-
-    def lagging(self) -> Mapping[str, int]:
-        """By the table's name, the number of links that its log does not show yet."""
-        return {self._newest[path][1]: len(found) for path, found in self._pending.items()}

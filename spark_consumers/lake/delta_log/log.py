@@ -29,7 +29,7 @@ from spark_consumers.lake.store.place import ObjectPlace, Place, create, files_i
 from walsender_bridge.errors import CorruptError
 
 FOLDER: Final = "_delta_log"
-#: The file in a table's folder with the reason for which its log does not show its newest snapshot.
+#: The file in a table's folder with the newest snapshot that its log was not to show, and why (`refusal_record`).
 REFUSAL: Final = "_delta_refused"
 _NAME: Final = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
 _REPAIR: Final = (
@@ -202,6 +202,20 @@ class DeltaLog:
             ) from None
         shown = self.shown(version) if version in there.commits else Shown(link, 0, 0)
         return LogState(version, shown, state.protocol, state.metadata, state.adds)
+
+
+def refusal_record(snapshot: int, reason: str) -> bytes:
+    """The content of the file `REFUSAL`."""
+    return f"{snapshot} {reason}".encode()
+
+
+def refusal_of(table: Place) -> tuple[int, str] | None:
+    """The newest snapshot that the log of the table in this folder was not to show, and why; None if there was none."""
+    try:
+        snapshot, _, reason = (table / REFUSAL).read_text().partition(" ")
+    except FileNotFoundError:
+        return None
+    return int(snapshot), reason
 
 
 @dataclass(frozen=True, slots=True)

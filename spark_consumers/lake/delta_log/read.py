@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_consumers.lake.delta_log.log import REFUSAL, DeltaLog
+from spark_consumers.lake.delta_log.log import DeltaLog, refusal_of
 from spark_consumers.lake.store.place import place
 from spark_consumers.spark.failures import SPARK_ERRORS
 from spark_consumers.spark.jars import DELTA
@@ -53,12 +53,16 @@ def version_of(path: str, order: tuple[int, int], snapshot: int) -> int:
         found, newest = _last_until(log, commits, order)
         if found is not None and found[1] == snapshot:
             return found[0]
+        refused = refusal_of(table)
         if newest >= order or time.monotonic() > deadline:
             break
+        if refused is not None and refused[0] == snapshot:
+            break
         time.sleep(_POLL_SECONDS)
-    if newest < order and (table / REFUSAL).exists():
+    # The last snapshot that was refused may be a later one than this.
+    if newest < order and refused is not None:
         raise NotSupportedError(
-            (table / REFUSAL).read_text(),
+            refused[1],
             where=path,
             repair="read the table by Iceberg; docs/delta.md has the remedies",
         )
