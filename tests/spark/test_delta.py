@@ -105,7 +105,8 @@ def test_14_24_25_28_delta_reads_postgresql_s_rows_at_every_epoch(
     with Pipeline(spark, tmp_path, database, ALL) as pipeline:
         restarted(pipeline)
         pipeline.wait_for_tables(*NAMES)
-        epochs, seen = [pipeline.head().epoch], {}
+        epochs = [pipeline.head().epoch]
+        seen: dict[str, int] = {}
         for statements in (*EPOCHS, *((*remade, *TOUCHED) for remade in REMADE)):
             database.execute(*statements)
             epochs.append(pipeline.flush().epoch)
