@@ -177,9 +177,13 @@ def test_5_6_7_13_28_the_next_writer_makes_the_commits_that_are_missing(
 
     database.execute(*SMALL)
     with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
+        pipeline.wait_for_tables("t")
+        # Without the setting, the lake has nothing of Delta's. With it, the log of a table that is there begins with its newest epochs.
+        assert not list(pipeline.lake.rglob("*_delta*"))
         restarted(pipeline)
         pipeline.wait_for_tables("t")
         before = epochs_of(pipeline, "t")
+        assert before
         missing = []
         with monkeypatch.context() as patch:
             patch.setattr(DeltaLog, "commit", fail)
