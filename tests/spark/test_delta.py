@@ -23,6 +23,7 @@ from tests.spark.test_engines import (
     fill_types,
     types_table,
 )
+from tests.spark.test_lake_s3 import new_lake
 from tests.spark.test_recorded_changes import install
 from tests.support.bank_load import TABLES as BANK
 from tests.support.bank_load import check
@@ -31,6 +32,7 @@ from tests.support.engines import fault_of, has_same_rows
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import PUBLISHED, TABLES, Pipeline
 from tests.support.pin_requests import Pins
+from tests.support.s3 import options_at
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError
@@ -391,3 +393,16 @@ def test_3_5_6_28_a_driver_killed_around_a_delta_commit_leaves_whole_epochs(
         assert stack.stop("lake") == 0
         for epoch in {m.epoch for m in open_chain(stack.lake).links() if len(m.readable) == 3}:
             check(read(spark, stack.lake, epoch=epoch, format="delta"))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("s3_keys")
+def test_28_delta_tables_in_a_bucket(spark, tmp_path, database, s3_port):
+    database.execute(*SMALL)
+    at = {"lake": new_lake(), "store": options_at(s3_port)}
+    with Pipeline(spark, tmp_path, database, ["public.t"], **at) as pipeline:
+        restarted(pipeline)
+        pipeline.wait_for_tables("t")
+        database.execute("DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (7, 'g')")
+        pipeline.flush()
+        assert_postgresql_s(database, by_delta(pipeline, store=pipeline.store))
