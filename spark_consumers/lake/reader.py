@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
     from spark_consumers.lake.live.log_tail import LogTail
 
+#: What reads the tables' files.
+ICEBERG, DELTA = "iceberg", "delta"
 #: How long a reader waits for a link that it has seen already, in seconds.
 _PATIENCE = 10.0
 _POLL_SECONDS = 0.1
@@ -73,6 +75,7 @@ def read(
     allow_stale: bool = False,
     store: StoreOptions = FROM_ENVIRONMENT,
     mask_key_file: str | Path | None = None,
+    format: str = ICEBERG,  # noqa: A002  # Spark's own word
 ) -> "Snapshot":
     """All tables of the lake at one epoch: the newest, or that of number `epoch`, of the time `as_of`, or of the `pin`.
 
@@ -84,7 +87,8 @@ def read(
     With `live` the snapshot is of the newest version of the change log at the address `log`: the newest epoch with what the log has
     behind it (docs/live-reads.md). `consumer`: what the name of the reader's lease on the log begins with, which a reader's
     certificate has to allow. `mask_key_file`: the key of hashed columns, by default in the variable TUSKLINE_MASK_KEY; without the
-    lake's key, live reads leave out the tables that have such columns.
+    lake's key, live reads leave out the tables that have such columns. `format`: `iceberg`, or `delta`, by which Delta reads the same
+    files (docs/delta.md).
 
     Raises `LakeError` (no lake, no such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (a
     session that cannot read a lake: `spark.requirements`); with `live`, the log's errors, too.
@@ -98,6 +102,8 @@ def read(
             "a live read is of the newest version of a change log",
             repair='read(..., live=True, log="grpc://HOST:PORT"), without epoch, as_of and pin',
         )
+    if format not in {ICEBERG, DELTA}:
+        raise UsageError(f"unknown format {format!r}", repair=f"use {ICEBERG} or {DELTA}")
     chain = open_chain(lake, store)
     root = chain.root
     identity = chain.identity()
@@ -125,7 +131,13 @@ def read(
         if epoch is None and pin is None and as_of is None:
             manifest = without_earlier(manifest, dict(shown))
         snapshot = Snapshot(
-            spark, root, manifest, allow_stale=allow_stale, catalog=for_reading(chain), tail=tail
+            spark,
+            root,
+            manifest,
+            allow_stale=allow_stale,
+            catalog=for_reading(chain),
+            tail=tail,
+            format=format,
         )
         # What a pin keeps needs no lease, which would keep all later epochs, too.
         if lease is not None and pin is None and chain.has(manifest.link):
@@ -241,7 +253,9 @@ class Snapshot(Mapping[str, "DataFrame"]):
         allow_stale: bool = False,
         catalog: TableCatalog | None = None,
         tail: "LogTail | None" = None,
+        format: str = ICEBERG,  # noqa: A002  # Spark's own word
     ) -> None:
+        self._format = format
         self._catalog = catalog
         self._tail = tail
         self._spark = spark
@@ -282,6 +296,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         Raises `LakeError` for an unknown or ambiguous name, and for a stale table without `allow_stale`, `TrimmedError` if
         the epoch has expired, `CorruptError` for a damaged file of its metadata.
         """
+        from spark_consumers.lake.delta_log.read import read_version
         from spark_consumers.lake.format.iceberg_read import read_snapshot
         from spark_consumers.lake.format.table_format import ROW_ID
 
@@ -292,9 +307,12 @@ class Snapshot(Mapping[str, "DataFrame"]):
         table: TableVersion = self.manifest.readable[full]
         path = self._root / table.path
         try:
-            frame: DataFrame = read_snapshot(
-                self._spark, str(path), table.snapshot_id, self._catalog
-            )
+            frame: DataFrame
+            if self._format == DELTA:
+                order = self.manifest.term, self.manifest.link
+                frame = read_version(self._spark, str(path), order, table.snapshot_id)
+            else:
+                frame = read_snapshot(self._spark, str(path), table.snapshot_id, self._catalog)
         except Exception:
             if path.is_dir() and is_kept(open_chain(self._root), self.manifest):
                 raise

@@ -65,6 +65,8 @@ def of_any_session(formats: Iterable[str], python: str) -> dict[str, str]:
 def of_one_machine() -> dict[str, str]:
     """The settings of a session whose driver and executors are on this machine, and which is not shared."""
     return {
+        # Delta's own default is 50 tasks for each look at a table's log.
+        "spark.databricks.delta.snapshotPartitions": "2",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",

@@ -219,8 +219,6 @@ def test_two_lakes_in_one_session_under_different_names(spark, tmp_path):
 
 
 def test_a_delta_table_in_the_same_session(spark, tmp_path):
-    # Delta's own default is 50 tasks for each look at a table's log.
-    spark.conf.set("spark.databricks.delta.snapshotPartitions", 2)
     spark.range(7).write.format("delta").save(str(tmp_path / "delta"))
     assert spark.read.format("delta").load(str(tmp_path / "delta")).count() == 7
 

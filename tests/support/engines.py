@@ -95,6 +95,21 @@ def assert_read_by_engines(
     assert not faults, "\n".join(faults)
 
 
+def fault_of(dsn: str, name: str, found: pa.Table) -> str:
+    """What is wrong with these rows of the table `stream.schema.table`; nothing if they are PostgreSQL's."""
+    _, schema, table = name.split(".")
+    return _fault(*_postgres_rows(dsn, schema, table), found)
+
+
+def has_same_rows(one: pa.Table, other: pa.Table) -> bool:
+    """Whether these have the same columns, types and rows."""
+    return (
+        one.schema.names == other.schema.names
+        and one.schema.types == other.schema.types
+        and _values(one) == _values(other)
+    )
+
+
 def assert_engines_agree(lake: Path, shown: Snapshot) -> None:
     """Every engine gives the rows that our own reader gives."""
     files = metadata_of(lake)

@@ -23,6 +23,7 @@ from walsender_bridge.postgres.table_patterns import Pattern
 #: None of them is the default. `uri` and `spark_master` are the session's, too.
 KEYS = {
     "format": "iceberg",
+    "delta": True,
     "store": StoreOptions("http://127.0.0.1:9000", "north", allow_http=True),
     "epoch_interval": 3.0,
     "retention": 77.0,
@@ -82,6 +83,7 @@ endpoint = "http://127.0.0.1:9000"
 region = "north"
 allow_http = true
 format = "iceberg"
+delta = true
 epoch_interval = 3.0
 retention = 77.0
 failing_table = "hold"

@@ -102,6 +102,7 @@ def _drive(settings: Config) -> None:
             format=lake.format,
             store=store_options(lake),
             rest=rest_catalog(lake),
+            delta=lake.delta,
             failing_table=lake.failing_table,
             copy_rate=lake.copy_rate,
             copy_chunk_bytes=lake.copy_chunk_bytes,

@@ -368,6 +368,8 @@ class LakeSection(_Section):
     #: Whether the endpoint may be http://.
     allow_http: bool = False
     format: Literal["iceberg"] = "iceberg"
+    #: Whether each table also has a Delta log over the same data files.
+    delta: bool = False
     catalog: CatalogSection = CatalogSection()
     #: Seconds between epochs when there is data.
     epoch_interval: float = Field(default=60.0, gt=0)

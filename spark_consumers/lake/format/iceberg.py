@@ -86,6 +86,7 @@ from spark_consumers.lake.format.table_format import (
     FileInfo,
     RowIds,
     ScanFile,
+    SnapshotRecord,
     TableWrite,
     Vector,
     Written,
@@ -722,6 +723,20 @@ class IcebergFormat:
         self._tables.check(path, table, snapshot)
         found = data_files(place(str(table.snapshot(snapshot).manifestListLocation())))
         return frozenset(found)
+
+    @of_table
+    def snapshot_record(self, path: str, snapshot: int) -> SnapshotRecord:
+        """What the snapshot is made of. Raises `CorruptError` if it is not there."""
+        table = self._tables.at(path, snapshot)
+        self._tables.check(path, table, snapshot)
+        metadata = table.operations().current()
+        parser = self._iceberg.SchemaParser
+        return SnapshotRecord(
+            str(metadata.uuid()),
+            self._schema_json(metadata, snapshot),
+            [json.loads(parser.toJson(each)) for each in metadata.schemas()],
+            place(str(table.snapshot(snapshot).manifestListLocation())),
+        )
 
     @of_table
     def row_ids(self, path: str, snapshot: int) -> dict[str, RowIds]:

@@ -10,7 +10,7 @@ table over (`FencedError`), and repeating that of an epoch changes nothing.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -127,6 +127,16 @@ class Written:
     stage: str
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    """What a snapshot is made of: the table's UUID, the snapshot's schema and all of the table's, in Iceberg's JSON, and its manifest list."""
+
+    uuid: str
+    schema: Mapping[str, Any]
+    schemas: Sequence[Mapping[str, Any]]
+    manifest_list: Place
+
+
 class TableFormat(Protocol):
     """Tables by the path of their folder. Safe to use from several threads, a table at a time."""
 
@@ -226,6 +236,9 @@ class TableFormat(Protocol):
 
     def data_files(self, path: str, snapshot: int) -> Collection[str]:
         """The names of the data files of a snapshot."""
+
+    def snapshot_record(self, path: str, snapshot: int) -> SnapshotRecord:
+        """What the snapshot is made of. Raises `CorruptError` if it is not there."""
 
     def row_ids(self, path: str, snapshot: int) -> Mapping[str, RowIds]:
         """The row ids of the data files of a snapshot, by their names; none where the format has none."""

@@ -25,6 +25,7 @@ from spark_consumers.lake.comparison.leveled import record_leveled
 from spark_consumers.lake.concurrently import repeated
 from spark_consumers.lake.copy.bootstrap import TableCopier
 from spark_consumers.lake.copy.running import Copies
+from spark_consumers.lake.delta_log.delta_tables import DeltaTables
 from spark_consumers.lake.epoch import log_view, rolled_back
 from spark_consumers.lake.epoch.epoch_writer import EpochWriter, ShapeChangedError
 from spark_consumers.lake.epoch.view_attempts import ViewAttempts
@@ -108,6 +109,8 @@ class _Writer:
     engines: OtherEngines | WholeEpochs
     pins: Pins
     compactions: Compactions
+    #: The tables' Delta logs, if there are to be some.
+    delta: DeltaTables | None
     #: Paths of tables that were damaged: before one is written again, it is taken over.
     damaged: set[str] = field(default_factory=set)
     #: Whether a round has failed since the last link: it may have written files of any table.
@@ -128,7 +131,7 @@ class Lakehouse:
     `position-deletes` or `copy-on-write`, likewise (`policy`). `layouts`: how the rows of tables are laid out, and their columns masked;
     `mask_key`: by which columns are hashed (by default that of the environment). `failing` is
     called with the error of each failed round, and with None when the next one has succeeded. `views`: kept with the tables. `store`: how a bucket is
-    reached. `rest`: the REST catalog that has the tables' metadata, instead of the folder.
+    reached. `rest`: the REST catalog that has the tables' metadata, instead of the folder. `delta`: whether the tables are Delta tables, too.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class Lakehouse:
         failing: Callable[[TusklineError | None], None] | None = None,
         store: StoreOptions = FROM_ENVIRONMENT,
         rest: LakeCatalog | None = None,
+        delta: bool = False,
     ) -> None:
         requirements.check_driver(spark)
         if format != IcebergFormat.name:
@@ -181,6 +185,7 @@ class Lakehouse:
         self._lake = ""
         self._format: IcebergFormat | None = None
         self._rest = rest
+        self._delta = delta
         #: Where a catalog of others has the tables; and what is wrong with it, if anything is.
         self._whole: WholeEpochs | None = None
         self._trouble: Callable[[], TusklineError | None] = lambda: None
@@ -266,7 +271,7 @@ class Lakehouse:
         awaited = writer.tables.awaited(head, status) if new else None
         if awaited is None or not (due or awaited):
             # What could not be shown after its epoch; mostly there is nothing.
-            writer.engines.show(head)
+            _show(writer, head)
             return None
         wanted, follow = writer.tables.poll_again(writer.head)
         self._publish(writer, wanted)
@@ -422,7 +427,7 @@ class Lakehouse:
     def _after(self, writer: _Writer, manifest: Manifest) -> None:
         self._adopt(writer, manifest)
         self._lease(manifest)
-        writer.engines.show(manifest)
+        _show(writer, manifest)
         if writer.kept.is_due(self._retention):
             self._expire(writer)
 
@@ -448,6 +453,8 @@ class Lakehouse:
         """Continue from this link, which this writer published."""
         before, writer.head = writer.head, head
         writer.kept.remember(head)
+        if writer.delta is not None:
+            writer.delta.remember(head)
         written = {
             name: table
             for name, table in head.readable.items()
@@ -619,10 +626,13 @@ class Lakehouse:
             pins=pins,
             rules=self._rules_of,
         )
-        kept = Retention.begin(self._chain, self._format, site, clock)
+        delta = DeltaTables(self._chain, self._format) if self._delta else None
+        kept = Retention.begin(
+            self._chain, self._format, site, clock, None if delta is None else delta.clean
+        )
         engines = self._whole or OtherEngines(self._chain, self._format, head)
         compactions = Compactions(self._chain, self._format, self._deletes)
-        return _Writer(head, epochs, tables, site, kept, engines, pins, compactions)
+        return _Writer(head, epochs, tables, site, kept, engines, pins, compactions, delta)
 
     def _rules_of(self, name: str) -> RowRules:
         """What the lake is to have of the rows of a table, as its version has it."""
@@ -669,6 +679,13 @@ class Lakehouse:
                 and self._chain.recorded_newest() is None
             ):
                 self._forget(self._writer)
+
+
+def _show(writer: _Writer, manifest: Manifest) -> None:
+    """Let those see what was published that read no manifests."""
+    writer.engines.show(manifest)
+    if writer.delta is not None:
+        writer.delta.show()
 
 
 def _jvm_ended() -> UnavailableError:

@@ -7,7 +7,7 @@ far apart as the time during which writers ran between them.
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -55,6 +55,8 @@ class Retention:
     tables: TableFormat
     site: LakeSite
     clock: SteadyClock
+    #: Called with a table's path before its snapshots but these expire.
+    before_expiry: Callable[[str, Collection[int]], None] | None = None
     #: The last link of each snapshot, by the table's path.
     _last_use: dict[str, dict[int, int]] = field(default_factory=dict)
     _cleaned_at: float = float("-inf")
@@ -80,10 +82,15 @@ class Retention:
 
     @classmethod
     def begin(
-        cls, chain: Chain, tables: TableFormat, site: LakeSite, clock: SteadyClock
+        cls,
+        chain: Chain,
+        tables: TableFormat,
+        site: LakeSite,
+        clock: SteadyClock,
+        before_expiry: Callable[[str, Collection[int]], None] | None = None,
     ) -> "Retention":
         """That of a writer that has just taken over."""
-        kept = cls(chain, tables, site, clock)
+        kept = cls(chain, tables, site, clock, before_expiry)
         for manifest in chain.links():
             kept.remember(manifest)
         head = chain.head()
@@ -179,6 +186,8 @@ class Retention:
     def _expire_table(self, name: str, term: int, kept: Collection[int]) -> int:
         """Drop the snapshots of a table but these; how many files went. One that cannot be cleaned stays due. Raises `FencedError`."""
         try:
+            if self.before_expiry is not None:
+                self.before_expiry(name, set(kept))
             files = self.tables.expire(str(self.chain.root / name), term, set(kept))
         except Exception as error:
             if not is_of_data(error):

@@ -1,0 +1,179 @@
+"""Writes the Delta logs of one writer's tables, behind its links: one commit for each link with another snapshot of a table.
+
+Epochs do not depend on them: a failure here is logged, and retried. What was not written before a crash is written after the next
+takeover, from the chain (`actions` has the argument).
+"""
+
+import time
+from collections.abc import Collection
+from typing import Final
+
+from spark_consumers.lake.concurrently import each
+from spark_consumers.lake.delta_log.actions import (
+    LogState,
+    Shown,
+    is_behind,
+    new_vectors,
+    next_commit,
+)
+from spark_consumers.lake.delta_log.inline_vectors import descriptor
+from spark_consumers.lake.delta_log.log import REFUSAL, DeltaLog, cleaning, refusal_record
+from spark_consumers.lake.delta_log.schema import delta_schema, refusal
+from spark_consumers.lake.delta_log.snapshot import wanted_files
+from spark_consumers.lake.format.position_deletes import read_removed
+from spark_consumers.lake.format.puffin import encode
+from spark_consumers.lake.format.table_format import TableFormat
+from spark_consumers.lake.manifest.chain import Chain, Manifest
+from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.runtime import fail_point, logs
+
+#: Commits from one checkpoint to the next: what a reader reads behind a checkpoint, at most.
+CHECKPOINT_EVERY: Final = 50
+#: Commits that are removed at once, at least, since each time may cost a checkpoint.
+_CLEAN_AT_LEAST: Final = 10
+#: Links that a new log begins with, at most: before Delta was enabled, or of a driver that was killed before its first commit.
+_FIRST: Final = 16
+#: Tables whose state is kept in memory.
+_STATES: Final = 256
+#: Seconds until a table that could not be written is tried again.
+_AFTER_FAILURE: Final = 5.0
+
+log = logs.logger()
+
+
+class DeltaTables:
+    """The Delta logs of the tables that one writer publishes."""
+
+    def __init__(self, chain: Chain, tables: TableFormat) -> None:
+        self._root, self._store = chain.root, chain.store
+        self._format = tables
+        #: By the table's path: what its log does not show yet, as far as is known; the oldest first.
+        self._pending: dict[str, list[Shown]] = {}
+        #: By the table's path: its snapshot in the newest link, and its name.
+        self._newest: dict[str, tuple[int, str]] = {}
+        self._states: dict[str, LogState] = {}
+        #: By the table's path: what the commits of its log show, by their versions.
+        self._shown: dict[str, dict[int, Shown]] = {}
+        #: By the table's path: why it has no Delta log.
+        self.refused: dict[str, str] = {}
+        self._retry_at: dict[str, float] = {}
+        for manifest in chain.links():
+            self.remember(manifest)
+
+    def remember(self, manifest: Manifest) -> None:
+        """This link was published: its tables' logs are to show it."""
+        for name, table in manifest.readable.items():
+            if self._newest.get(table.path, (None, ""))[0] != table.snapshot_id:
+                shown = Shown(manifest.link, manifest.epoch, table.snapshot_id, manifest.term)
+                self._pending.setdefault(table.path, []).append(shown)
+            self._newest[table.path] = table.snapshot_id, name
+        gone = self._newest.keys() - {table.path for table in manifest.readable.values()}
+        for path in gone:
+            for known in (self._newest, self._pending, self._states, self._shown, self.refused):
+                known.pop(path, None)
+
+    def show(self) -> None:
+        """Write what the logs do not show yet."""
+        now = time.monotonic()
+        due = [path for path in self._pending if self._retry_at.get(path, now) <= now]
+        if due:
+            each(((path, self._pending[path]) for path in due), self._show_table)
+
+    def _show_table(self, path: str, pending: list[Shown]) -> None:
+        name = self._newest[path][1]
+        try:
+            self._write_all(path, pending)
+        except Exception as error:
+            log.warning("Delta log of table is out of date", table=name, error=str(error)[:500])
+            self._states.pop(path, None)
+            self._retry_at[path] = time.monotonic() + _AFTER_FAILURE
+        else:
+            del self._pending[path]
+            self._retry_at.pop(path, None)
+
+    def _write_all(self, path: str, pending: list[Shown]) -> None:
+        delta = DeltaLog(self._root / path)
+        state = self._states.pop(path, None) or delta.state()
+        if state.version < 0:
+            del pending[:-_FIRST]
+        while pending:
+            if is_behind(state, pending[0]):
+                try:
+                    state = self._write(path, delta, state, pending[0])
+                except NotSupportedError as error:
+                    self._refuse(path, pending[0], error.what)
+                    del pending[0]
+                    continue
+                if self.refused.pop(path, None) is not None:
+                    log.info("Delta log for table again", table=self._newest[path][1])
+            if not is_behind(state, pending[0]):
+                del pending[0]
+        self._states[path] = state
+        while len(self._states) > _STATES:
+            self._states.pop(next(iter(self._states)), None)
+
+    def _refuse(self, path: str, shown: Shown, reason: str) -> None:
+        """Leave this snapshot out of the log, and tell why. The next one may be another."""
+        if self.refused.get(path) != reason:
+            log.warning("no Delta log for table", table=self._newest[path][1], reason=reason)
+        self.refused[path] = reason
+        self._store.replace(
+            f"{path}/{REFUSAL}", refusal_record(shown.snapshot, reason), durable=False
+        )
+
+    def _write(self, path: str, delta: DeltaLog, state: LogState, shown: Shown) -> LogState:
+        """Write the commit that shows this; the state of the log then, which another writer's commit may have made."""
+        folder = self._root / path
+        found = self._format.snapshot_record(str(folder), shown.snapshot)
+        if reason := refusal(found.schema):
+            raise NotSupportedError(reason, where=path)
+        schema = delta_schema(found.schema, found.schemas)
+        wanted, vectors = wanted_files(found.manifest_list, schema.physical, path)
+        encoded = {}
+        for file in new_vectors(state, wanted.values()):
+            vector = vectors[file.vector]
+            removed = read_removed(folder, vector)
+            encoded[file.vector] = descriptor(encode(removed), len(removed))
+        moment = int(time.time() * 1000)
+        actions = next_commit(state, shown, schema, found.uuid, wanted.values(), encoded, moment)
+        version = state.version + 1
+        fail_point.hit("before-delta-commit")
+        if not delta.commit(version, actions):
+            # Another writer's, or our own of an attempt that failed behind it.
+            return delta.state()
+        fail_point.hit("after-delta-commit")
+        self._shown.setdefault(path, {})[version] = shown
+        state = state.after(version, actions)
+        if version and version % CHECKPOINT_EVERY == 0:
+            delta.write_checkpoint(state)
+        return state
+
+    def clean(self, path: str, kept: Collection[int]) -> None:
+        """Remove the versions of a table's log that show none of these snapshots: the others are about to expire."""
+        pending = self._pending.get(path)
+        if pending:
+            # What could not be written for so long is gone for Delta.
+            pending[:] = [shown for shown in pending if shown.snapshot in kept]
+        try:
+            self._clean(path, kept)
+        except Exception as error:
+            log.warning("Delta log of table is not cleaned", path=path, error=str(error)[:500])
+
+    def _clean(self, path: str, kept: Collection[int]) -> None:
+        delta = DeltaLog(self._root / path)
+        there = delta.listing()
+        if len(there.commits) < _CLEAN_AT_LEAST:
+            return
+        known = self._shown.setdefault(path, {})
+        for version in there.commits:
+            if version not in known:
+                known[version] = delta.shown(version)
+        needed = {version for version in there.commits if known[version].snapshot in kept}
+        decided = cleaning(there, needed, _CLEAN_AT_LEAST)
+        if decided is None:
+            return
+        for version in decided.new_checkpoints:
+            delta.write_checkpoint(delta.state(version))
+        delta.remove(decided.commits, decided.checkpoints)
+        for version in decided.commits:
+            known.pop(version, None)

@@ -1,0 +1,289 @@
+"""What a Delta log says of a table: its commits, and which of them are removed."""
+
+import json
+import struct
+
+import pytest
+from pyroaring import BitMap64
+
+from spark_consumers.lake.delta_log.actions import (
+    LogState,
+    Shown,
+    WantedFile,
+    new_vectors,
+    next_commit,
+    shown_in,
+)
+from spark_consumers.lake.delta_log.inline_vectors import descriptor, z85
+from spark_consumers.lake.delta_log.log import (
+    REFUSAL,
+    Cleaning,
+    DeltaLog,
+    Listing,
+    cleaning,
+    refusal_record,
+)
+from spark_consumers.lake.delta_log.read import version_of
+from spark_consumers.lake.delta_log.schema import WRITER_FEATURE, delta_schema, refusal
+from spark_consumers.lake.delta_log.snapshot import statistics
+from spark_consumers.lake.format.checksums import sums_of
+from spark_consumers.lake.format.puffin import encode
+from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
+
+
+def schema(number, *fields):
+    """Iceberg's JSON, from (id, name, type)."""
+    described = [
+        {"id": i, "name": name, "required": False, "type": kind} for i, name, kind in fields
+    ]
+    return {"type": "struct", "schema-id": number, "fields": described}
+
+
+FIRST = schema(0, (1, "id", "int"), (2, "name", "string"))
+DELTA = delta_schema(FIRST, [FIRST])
+
+
+def of(made, member):
+    fields = json.loads(made.schema_string)["fields"]
+    return {field["name"]: field["metadata"].get(f"delta.{member}") for field in fields}
+
+
+def commit(state, shown, *wanted, made=DELTA):
+    vectors = {f.vector: descriptor(encode(BitMap64([0])), 1) for f in new_vectors(state, wanted)}
+    actions = next_commit(state, shown, made, "uuid", wanted, vectors, 1000)
+    return actions, state.after(state.version + 1, actions) if actions else state
+
+
+def kinds(actions):
+    return [next(iter(action)) for action in actions]
+
+
+A, B = WantedFile("data/a.parquet", 10, "{}"), WantedFile("data/b c%.parquet", 11, "{}")
+A_LESS = WantedFile("data/a.parquet", 10, "{}", "data/v.puffin")
+
+
+def test_a_commit_has_what_differs_from_the_one_before():
+    actions, state = commit(LogState(), Shown(5, 50, 500, 1), A, B)
+    assert kinds(actions) == ["commitInfo", "txn", "protocol", "metaData", "add", "add"]
+    assert set(state.adds) == {"data/a.parquet", "data/b%20c%25.parquet"}
+    actions, state = commit(state, Shown(6, 60, 600, 1), A_LESS)
+    assert kinds(actions) == ["commitInfo", "txn", "remove", "remove", "add"]
+    assert actions[-1]["add"]["deletionVector"]["cardinality"] == 1
+    assert state.shown == Shown(6, 60, 600, 1)
+    actions, state = commit(state, Shown(7, 70, 700, 1), A_LESS, B)
+    assert kinds(actions) == ["commitInfo", "txn", "add"]
+    assert state.version == 2
+
+
+def test_rows_that_are_only_moved_are_no_change_of_data():
+    _, state = commit(LogState(), Shown(5, 50, 500, 1), A)
+    actions, _ = commit(state, Shown(6, 50, 600, 1), B)
+    assert [next(iter(a.values()))["dataChange"] for a in actions[2:]] == [False, False]
+    actions, _ = commit(state, Shown(6, 51, 600, 1), B)
+    assert [next(iter(a.values()))["dataChange"] for a in actions[2:]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_made"),
+    [
+        (Shown(5, 50, 500, 2), False),  # the same link
+        (Shown(4, 40, 400, 2), False),  # an older one, of a writer that was suspended
+        (Shown(9, 90, 900, 1), False),  # of a writer of a lower term, which is fenced
+        (Shown(6, 60, 500, 2), False),  # the table has not changed
+        (Shown(6, 60, 600, 2), True),
+        (Shown(5, 50, 600, 3), True),  # the link was lost, and is another writer's now
+    ],
+)
+def test_13_a_log_never_goes_back(shown, is_made):
+    _, state = commit(LogState(), Shown(5, 50, 500, 2), A)
+    actions, _ = commit(state, shown, B)
+    assert bool(actions) is is_made
+
+
+def test_another_program_s_commit_is_none_of_ours():
+    with pytest.raises(ValueError, match="another program's"):
+        shown_in({"operation": "DELETE", "operationParameters": {}})
+
+
+def test_14_columns_keep_their_physical_names_whatever_they_are_called_later():
+    renamed = schema(1, (1, "id", "int"), (2, "title", "string"))
+    again = schema(2, (2, "title", "string"), (1, "id", "int"), (3, "Name", "long"))
+    made = delta_schema(again, [again, renamed, FIRST])
+    assert of(made, "columnMapping.physicalName") == {"title": "name", "id": "id", "Name": "Name-3"}
+    assert of(made, "columnMapping.id") == {"title": 2, "id": 1, "Name": 3}
+    # What is added later has no part in it.
+    assert delta_schema(renamed, [FIRST, renamed, again]) == delta_schema(renamed, [FIRST, renamed])
+
+
+def test_14_a_wider_type_is_recorded_and_needs_its_feature():
+    wide = schema(1, (1, "id", "long"), (2, "name", "string"))
+    wider = schema(2, (1, "id", "long"), (2, "name", "string"), (3, "n", "decimal(9, 2)"))
+    last = schema(3, (1, "id", "long"), (2, "name", "string"), (3, "n", "decimal(11, 2)"))
+    made = delta_schema(last, [FIRST, wide, wider, last])
+    assert of(made, "typeChanges") == {
+        "id": [{"fromType": "integer", "toType": "long"}],
+        "name": None,
+        "n": [{"fromType": "decimal(9,2)", "toType": "decimal(11,2)"}],
+    }
+    assert "typeWidening" in made.features
+    assert "typeWidening" not in DELTA.features
+
+
+def test_no_other_program_may_write():
+    assert DELTA.protocol["writerFeatures"] == [*DELTA.protocol["readerFeatures"], WRITER_FEATURE]
+
+
+def test_14_a_column_with_a_default_for_older_rows_is_refused_by_name():
+    older = schema(0, (1, "id", "int"), (2, "n", "int"))
+    older["fields"][1]["initial-default"] = 0
+    assert "'n' has a default" in refusal(older)
+    assert not refusal(FIRST)
+
+
+@pytest.mark.parametrize("length", range(9))
+def test_z85_is_that_of_its_specification(length):
+    hello = bytes.fromhex("864FD26FB559F75B")
+    assert z85(hello) == "HelloWorld"
+    padded = hello[:length] + bytes(-length % 4)
+    words = [int.from_bytes(padded[i : i + 4], "big") for i in range(0, len(padded), 4)]
+    found = z85(hello[:length])
+    alphabet = (
+        "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+    )
+    read = [0] * len(words)
+    for place, letter in enumerate(found):
+        read[place // 5] = read[place // 5] * 85 + alphabet.index(letter)
+    assert read == words
+
+
+def test_statistics_leave_out_what_delta_cannot_have():
+    physical = {
+        1: ("i", "int"),
+        2: ("t", "timestamptz"),
+        3: ("d", "date"),
+        4: ("n", "decimal(38, 2)"),
+        5: ("f", "double"),
+        6: ("big", "decimal(38, 2)"),
+        7: ("s", "string"),
+    }
+    low = {
+        1: struct.pack("<i", -5),
+        2: struct.pack("<q", -1),
+        3: struct.pack("<i", -719_162),
+        4: (-12345).to_bytes(2, "big", signed=True),
+        5: struct.pack("<d", 1.0),
+        6: (10**30).to_bytes(13, "big"),
+        7: b"\xc3",
+    }
+    high = {**low, 1: struct.pack("<i", 7), 3: struct.pack("<i", 2**31 - 1)}
+    made = statistics(4, {1: 2}, low, high, physical)
+    assert made == {
+        "numRecords": 4,
+        "minValues": {"i": -5, "t": "1969-12-31T23:59:59.999Z", "n": -123.45},
+        "maxValues": {"i": 7, "t": "1969-12-31T23:59:59.999Z", "n": -123.45},
+        "nullCount": {"i": 2},
+    }
+
+
+# -- files --------------------------------------------------------------------------------------------
+
+
+def written(folder, count, *, checkpoint=()):
+    log, state = DeltaLog(folder), LogState()
+    for number in range(count):
+        file = WantedFile(f"data/{number}.parquet", number, "{}")
+        shown = Shown(10 * number, 100 * number, 1000 * number, 1)
+        actions, state = commit(state, shown, A_LESS, file)
+        assert log.commit(number, actions)
+        assert not log.commit(number, actions)
+        if number in checkpoint:
+            log.write_checkpoint(state)
+    return log, state
+
+
+def facts(state):
+    """A state without what a checkpoint does not have in the same form."""
+    adds = {p: {**a, "dataChange": True, "partitionValues": {}} for p, a in state.adds.items()}
+    for add in adds.values():
+        for name in ("tags", "deletionVector"):
+            add[name] = {k: v for k, v in (add.get(name) or {}).items() if v is not None}
+    return state.version, state.shown, json.loads(state.metadata["schemaString"]), adds
+
+
+def test_a_log_is_read_from_its_newest_checkpoint(tmp_path):
+    log, state = written(tmp_path, 9, checkpoint={3, 6})
+    assert facts(log.state()) == facts(state)
+    log.remove(range(6), [3])
+    assert facts(log.state()) == facts(state)
+    assert log.listing() == Listing((6, 7, 8), (6,))
+    next_one, _ = commit(log.state(), Shown(90, 900, 9000, 1), A_LESS)
+    assert kinds(next_one) == ["commitInfo", "txn", "remove"], "nothing else has changed"
+
+
+def test_33_a_damaged_byte_of_a_commit_is_an_error(tmp_path):
+    log, _ = written(tmp_path, 3)
+    file = log.commit_file(1)
+    assert sums_of(file).exists()
+    content = bytearray(file.read_bytes())
+    content[content.index(b"data/1.parquet")] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CorruptError, match="checksum mismatch"):
+        log.state()
+
+
+@pytest.mark.parametrize(
+    ("commits", "checkpoints", "kept", "decided"),
+    [
+        # Too few for a checkpoint.
+        (range(9), (), {5, 6, 7, 8}, None),
+        (range(12), (), {10, 11}, Cleaning((10,), tuple(range(10)), ())),
+        (range(12), (10,), {10, 11}, Cleaning((), tuple(range(10)), ())),
+        # Nothing that is kept shows the newest version yet.
+        (range(11), (), set(), Cleaning((10,), tuple(range(10)), ())),
+        # A pin far behind, and checkpoints that nothing begins with any more.
+        (
+            range(30),
+            (5, 25),
+            {0, 7, 28},
+            Cleaning((7, 28), (*range(1, 7), *range(8, 28)), (5, 25)),
+        ),
+    ],
+)
+def test_10_versions_of_expired_epochs_are_removed(commits, checkpoints, kept, decided):
+    there = Listing(tuple(commits), checkpoints)
+    found = cleaning(there, kept, 10)
+    assert found == decided
+
+
+@pytest.mark.parametrize("kept", [{0, 7, 28}, {29}, {3, 4, 5}, {1, 29}])
+def test_10_each_version_that_is_kept_is_read_after_cleaning(tmp_path, kept):
+    log, _ = written(tmp_path, 30, checkpoint={5, 25})
+    before = {version: facts(log.state(version)) for version in {*kept, 29}}
+    decided = cleaning(log.listing(), kept, 10)
+    assert decided is not None
+    for version in decided.new_checkpoints:
+        log.write_checkpoint(log.state(version))
+    log.remove(decided.commits, decided.checkpoints)
+    assert len(log.listing().commits) == len(before)
+    assert {version: facts(log.state(version)) for version in before} == before
+
+
+def test_2_a_reader_finds_the_version_of_its_link(tmp_path, monkeypatch):
+    log, _ = written(tmp_path, 9)
+    for version in range(9):
+        for link in (10 * version, 10 * version + 9):
+            assert version_of(str(tmp_path), (1, link), 1000 * version) == version
+    log.remove(range(3), ())
+    monkeypatch.setattr("spark_consumers.lake.delta_log.read._PATIENCE", 0)
+    for link, snapshot in [(29, 2000), (100, 9999)]:
+        with pytest.raises(LakeError, match="does not show snapshot"):
+            version_of(str(tmp_path), (1, link), snapshot)
+    with pytest.raises(LakeError, match="no Delta log"):
+        version_of(str(tmp_path / "other"), (1, 1), 1)
+    # A table that cannot be shown any more says why; earlier epochs can be read.
+    (tmp_path / REFUSAL).write_bytes(refusal_record(9999, "its column 'n' has a default"))
+    # Nobody waits for what is known.
+    monkeypatch.setattr("spark_consumers.lake.delta_log.read._PATIENCE", 3600)
+    with pytest.raises(NotSupportedError, match="has a default"):
+        version_of(str(tmp_path), (1, 100), 9999)
+    assert version_of(str(tmp_path), (1, 80), 8000) == 8
