@@ -60,11 +60,11 @@ def assert_postgresql_s(database, shown, names=None):
     assert not any(faults.values()), faults
 
 
-def assert_same(pipeline, epoch):
-    """Delta reads at this epoch what Iceberg reads."""
+def assert_same(pipeline, epoch, *names):
+    """Delta reads at this epoch what Iceberg reads, of these tables or of all."""
     there, here = read(pipeline.spark, pipeline.lake, epoch=epoch), by_delta(pipeline, epoch=epoch)
     assert there.tables == here.tables
-    for name in there.tables:
+    for name in names or there.tables:
         assert has_same_rows(there[name].toArrow(), here[name].toArrow()), (name, epoch)
 
 
@@ -109,7 +109,9 @@ def test_14_24_25_28_delta_reads_postgresql_s_rows_at_every_epoch(
         pipeline.wait_for_tables(*NAMES)
         epochs = [pipeline.head().epoch]
         seen: dict[str, int] = {}
-        for statements in (*EPOCHS, *((*remade, *TOUCHED) for remade in REMADE)):
+        # Tables that are copied again are Delta tables of their own.
+        remade = REMADE if each else REMADE[-1:]
+        for statements in (*EPOCHS, *((*changes, *TOUCHED) for changes in remade)):
             database.execute(*statements)
             epochs.append(pipeline.flush().epoch)
             now = {name: table.snapshot_id for name, table in pipeline.head().readable.items()}
@@ -321,12 +323,12 @@ def test_14_27_28_feeds_views_and_kept_rows_are_delta_tables_a_default_is_refuse
         with pytest.raises(NotSupportedError, match="its column 'given' has a default"):
             by_delta(pipeline)["t"]
         # Its feed has no default, the other tables go on, and so does the epoch before.
+        assert_same(pipeline, before.epoch, "t")
         shown = by_delta(pipeline)
         for name in ("t_changes", "counted", "kept"):
             assert has_same_rows(after[name].toArrow(), shown[name].toArrow()), name
-        assert_same(pipeline, before.epoch)
         resynced(pipeline, "t")
-        assert_same(pipeline, pipeline.head().epoch)
+        assert_same(pipeline, pipeline.head().epoch, "t")
         # What is refused is one snapshot, and not those that were published behind it meanwhile.
         with monkeypatch.context() as patch:
             patch.setattr(DeltaTables, "show", lambda _: None)
@@ -334,7 +336,7 @@ def test_14_27_28_feeds_views_and_kept_rows_are_delta_tables_a_default_is_refuse
                 database.execute(f"ALTER TABLE t {change}", "UPDATE t SET v = v || 'x'")
                 pipeline.flush()
         pipeline.house.run_once()
-        assert_same(pipeline, pipeline.head().epoch)
+        assert_same(pipeline, pipeline.head().epoch, "t")
         assert_no_orphans(pipeline.spark, pipeline.lake)
 
 
