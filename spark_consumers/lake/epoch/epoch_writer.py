@@ -69,11 +69,11 @@ from spark_consumers.lake.tables import noticed
 from spark_consumers.lake.tables.doubt import each_table, passing
 from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
 from spark_consumers.lake.tables.recorded import TableRecord
-from spark_consumers.lake.tables.row_filter import filter_of
 from spark_consumers.lake.tables.schema_change import Evolution, first_layout, schema_hash
 from spark_consumers.lake.tables.schema_match import SchemaMismatch, of_layout
 from spark_consumers.lake.tables.shape import Shape, with_columns_of
 from spark_consumers.lake.tables.states import stream_of
+from spark_consumers.lake.tables.table_filter import filter_of
 from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.spark.job_group import described, description
 from spark_consumers.spark.slots import in_partitions, slots

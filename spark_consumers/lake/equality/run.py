@@ -36,9 +36,9 @@ from spark_consumers.lake.equality.record import (
 from spark_consumers.lake.manifest.chain import Chain, Manifest, open_chain
 from spark_consumers.lake.manifest.table_version import LIVE, RESUMING, TableVersion
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
-from spark_consumers.lake.tables.row_filter import filter_of
 from spark_consumers.lake.tables.sources import Source
 from spark_consumers.lake.tables.states import stream_of
+from spark_consumers.lake.tables.table_filter import filter_of
 from spark_consumers.snapshot.exported import AwaitedTransaction, PublishedTable
 from walsender_bridge.errors import LakeError, SnapshotError
 from walsender_bridge.postgres.table_layout import SOFT_DELETE

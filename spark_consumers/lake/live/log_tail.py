@@ -46,9 +46,9 @@ from spark_consumers.lake.manifest.reader_leases import HOLD
 from spark_consumers.lake.manifest.table_version import RESUMING, STALE
 from spark_consumers.lake.store.place import Place, carried, remove_tree
 from spark_consumers.lake.tables import noticed
-from spark_consumers.lake.tables.row_filter import filter_of
 from spark_consumers.lake.tables.schema_change import first_layout
 from spark_consumers.lake.tables.states import stream_of
+from spark_consumers.lake.tables.table_filter import filter_of
 from spark_consumers.spark.requirements import has_jvm
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import LakeError, TrimmedError, from_wire

@@ -22,9 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_consumers.lake.manifest.table_version import TableVersion
-from walsender_bridge.postgres.protocol.pgoutput import Column
-
 Bools = Any
 Rows = Mapping[str, pa.Array]
 
@@ -174,15 +171,3 @@ class RowFilter:
         rows = dict(zip(names, columns, strict=False))
         found = self.tree.of(rows, len(columns[0]))
         return pc.fill_null(found, False).to_numpy(zero_copy_only=False)
-
-
-def filter_of(name: str, table: TableVersion) -> RowFilter | None:
-    """The row filter of a table in the lake. Raises `NotSupportedError`, with the table's name, if this version cannot have it."""
-    if not table.row_filter:
-        return None
-    # Executors evaluate, and read no SQL.
-    from spark_consumers.lake.tables.row_condition import opened
-
-    columns = tuple(Column(*column, is_key=False) for column in table.layout)
-    masked = frozenset(mask.column for mask in table.masks)
-    return opened(table.row_filter, columns, masked, where=name)

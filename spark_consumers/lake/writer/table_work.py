@@ -30,7 +30,6 @@ from spark_consumers.lake.tables.publication_poller import PublicationPoller
 from spark_consumers.lake.tables.reconfigured import reconfigured
 from spark_consumers.lake.tables.recorded import TableRecord
 from spark_consumers.lake.tables.removed import without_departed
-from spark_consumers.lake.tables.row_filter import filter_of
 from spark_consumers.lake.tables.schema_change import (
     Evolution,
     FullResync,
@@ -43,6 +42,7 @@ from spark_consumers.lake.tables.schema_match import SchemaMismatch
 from spark_consumers.lake.tables.shape import Publication, Shape, others_by_now
 from spark_consumers.lake.tables.sources import Source, columns_now, mark
 from spark_consumers.lake.tables.states import stream_of
+from spark_consumers.lake.tables.table_filter import filter_of
 from spark_consumers.lake.writer import adopt, pins, requests
 from spark_consumers.lake.writer.leases import Leases
 from walsender_bridge.change_log.client import LogClient, LogStatus
