@@ -117,6 +117,7 @@ class Run:
         self.writer: Any = SimpleNamespace(
             head=self.head,
             has_failed=False,
+            delta=None,
             epochs=self.epochs,
             compactions=Compactions(self.chain, self.tables, {}),  # type: ignore[arg-type]
             tables=SimpleNamespace(
