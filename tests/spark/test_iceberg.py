@@ -874,7 +874,7 @@ def extend(table, term, snapshot, more):
     known = {*table.format.schemas(table.path, snapshot)[1].names}
     wanted = [*(f for f in columns if f.name in known), *more]
     sources = {field.name: field.name for field in wanted if field.name in known}
-    return table.format.evolve(table.path, term, snapshot, pa.schema(wanted), sources)
+    return table.format.evolve(table.path, term, snapshot, pa.schema(wanted), sources, {})
 
 
 def test_14_fields_keep_their_numbers_when_they_are_renamed_and_no_number_is_used_twice(table):
@@ -891,7 +891,7 @@ def test_14_fields_keep_their_numbers_when_they_are_renamed_and_no_number_is_use
         columns = pa.schema(wanted)
         sources = {name: sources[name] for name in columns.names if name in sources}
         for _ in range(2):
-            files = table.format.evolve(table.path, 1, first, columns, sources)
+            files = table.format.evolve(table.path, 1, first, columns, sources, {})
         made = {field.name: field.metadata[b"PARQUET:field_id"] for field in files}
         assert {name: made[name] for name in sources} == {n: numbers[s] for n, s in sources.items()}
     assert made[gone] not in numbers.values()
