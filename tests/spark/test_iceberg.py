@@ -270,7 +270,7 @@ def test_13_any_change_takes_a_table_that_was_left_for_later(table, change):
         "pin": [{}],
         "expire": [{first}],
         "sweep": [frozenset()],
-        "evolve": [first, more, {name: name for name in COLUMNS.names}],
+        "evolve": [first, more, {name: name for name in COLUMNS.names}, {}],
         "arrange": [TableLayout.parse([], ["id"], {})],
     }
     getattr(newer, change)(table.path, 2, *arguments[change])

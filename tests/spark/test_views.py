@@ -268,6 +268,12 @@ def test_27_constants_and_names_mean_the_same_as_in_postgresql(pipeline, databas
     assert_views(database, pipeline.flush(), views)
 
 
+def changed_again(pipeline, database):
+    """The tables and views of an epoch with one more change."""
+    database.execute("UPDATE docs SET n = n WHERE id = 1")
+    return pipeline.flush()
+
+
 def test_27_a_query_that_fails_makes_its_view_stale_and_holds_nothing(pipeline, database):
     failing = ViewDefinition("views.failing", "SELECT id, 10 / (id - 6) AS q FROM docs")
     with_views(pipeline, failing, FLAT)
@@ -276,6 +282,8 @@ def test_27_a_query_that_fails_makes_its_view_stale_and_holds_nothing(pipeline, 
     assert "DIVIDE_BY_ZERO" in snapshot.manifest.views[failing.name].reason
     assert failing.name not in snapshot
     database.execute("DELETE FROM docs WHERE id = 6")
+    # On a busy machine, the attempt may have taken long enough for a wait.
+    wait_for(lambda: failing.name in changed_again(pipeline, database), 120, "the view is kept")
     assert_views(database, pipeline.flush(), (failing, FLAT))
     database.execute("UPDATE docs SET id = 6 WHERE id = 7")
     snapshot = pipeline.flush()
@@ -401,7 +409,7 @@ def test_27_views_survive_kills_of_the_driver(tmp_path, database, spark, seed):
 ENDLESS = ViewDefinition(
     "views.endless",
     "SELECT a.id, b.id AS other FROM wide a JOIN wide b ON a.n = b.n",
-    timeout=3.0,
+    timeout=6.0,
     max_rows=10**12,
 )
 
@@ -424,7 +432,7 @@ def reason_of(pipeline, name):
 def test_a_view_that_takes_too_long_is_stopped_and_holds_nothing_back(wide, database):
     with_views(wide, FLAT, ENDLESS)
     assert_views(database, wide.flush(), (FLAT,))
-    assert "took longer than 3 s" in reason_of(wide, "endless")
+    assert "took longer than 6 s" in reason_of(wide, "endless")
     # It waits for nine times as long as it took, and the epochs do not.
     database.execute(
         "UPDATE wide SET n = n WHERE id = 1", "UPDATE docs SET title = 'on' WHERE id = 1"
@@ -432,7 +440,7 @@ def test_a_view_that_takes_too_long_is_stopped_and_holds_nothing_back(wide, data
     began = time.monotonic()
     assert_views(database, wide.flush(), (FLAT,))
     assert time.monotonic() - began < 15
-    assert "took longer than 3 s" in reason_of(wide, "endless")
+    assert "took longer than 6 s" in reason_of(wide, "endless")
     assert_no_orphans(wide.spark, wide.lake)
     assert not [*wide.lake.glob("_tuskline/views/*")]
 

@@ -21,6 +21,12 @@ def test_no_wait_is_longer_than_an_hour():
     assert failed(None, "it", 5.0, 1e6, of_query=True).until == 5.0 + LONGEST
 
 
+def test_the_epoch_after_a_short_attempt_tries_again():
+    """It may have the rows with which the query succeeds, and the lake may be idle after it."""
+    assert failed(None, "division by zero", 7.0, 5.0, of_query=True).until == 7.0
+    assert failed(None, "division by zero", 7.0, 6.0, of_query=True).until == 61.0
+
+
 def test_failures_of_the_round_count_only_in_a_row():
     known = None
     for count in range(1, FAILURES):

@@ -3,8 +3,9 @@
 Tables wait for their lake's views: one round stages both. So what a view costs them is bounded, whatever its query does:
 
 - an attempt ends after the view's `timeout`;
-- after an attempt that failed, the view waits nine times as long as that took (an hour at most), so it takes a tenth of the time, and more
-  only if an attempt lasts for more than 400 seconds;
+- after an attempt of more than five seconds that failed, the view waits nine times as long as that took (an hour at most), so it takes a tenth
+  of the time, and more only if an attempt lasts for more than 400 seconds. After a shorter one it does not wait: the next epoch may have the
+  rows with which the query succeeds, and perhaps no other epoch follows for long;
 - a failure that is not the query's own (no memory, no disk) makes the round fail, since it may be the tables' next; but of one view only
   twice in a row;
 - a query that ended the whole process (the JVM had no memory) is known by its record, which an attempt has once it has lasted a while and
@@ -20,6 +21,8 @@ from typing import Final
 FAILURES: Final = 3
 #: Seconds of the longest wait.
 LONGEST: Final = 3600.0
+#: Seconds of an attempt after which there is no wait.
+_SHORT: Final = 5.0
 #: The part of the time that a failing view takes is one in this many, as long as `LONGEST` does not shorten the wait.
 _SHARE: Final = 10
 
@@ -38,7 +41,7 @@ def failed(
 ) -> Failed:
     """After one more attempt, which took so many seconds. `of_query`: the failure is the query's own, so the round goes on."""
     count = 0 if of_query else (before.count if before else 0) + 1
-    wait = min((_SHARE - 1) * took, LONGEST)
+    wait = min((_SHARE - 1) * took, LONGEST) if took > _SHORT else 0.0
     return Failed(reason, now + wait if of_query or count >= FAILURES else now, count)
 
 
