@@ -18,6 +18,7 @@ from pyarrow import flight
 
 from tests.support.child import run_child, start_child
 from tests.support.log_entries import SCHEMAS, EntryMaker
+from tests.support.suspended import suspend
 from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.actions import MAX_REQUEST_BYTES, VERSION, Action, Empty
 from walsender_bridge.change_log.append_writer import AppendWriter
@@ -670,7 +671,7 @@ def test_a_log_server_that_hangs_blocks_neither_its_writer_nor_the_repository(
     make = EntryMaker()
     writer = open_writer(processes, make)
     send(writer, make.whole())
-    processes.running["log-server"].send_signal(signal.SIGSTOP)
+    suspend(processes.running["log-server"].pid)
     start = time.monotonic()
     for _ in range(100):
         writer.send([make.whole(size=1 << 20)])

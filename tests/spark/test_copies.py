@@ -17,6 +17,7 @@ from spark_consumers.lake.status import read_status
 from tests.support import bank_load
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.stack import Stack
+from tests.support.suspended import suspend
 from tests.support.waiting import wait_for
 from walsender_bridge.runtime import processes
 
@@ -109,7 +110,7 @@ def test_21_an_executor_killed_in_the_middle_costs_its_part_alone(tmp_path, data
             wait_for(lambda: copying(stack) >= 2, 150, "parts of the table")
             victim, other = executors(stack.pid("lake"))
             # From here on it finishes nothing: what it has is in the middle when it is killed.
-            os.kill(victim, signal.SIGSTOP)
+            suspend(victim)
             assert copying(stack) <= 9
             wait_for(lambda: copying(stack) == 11, 90, "all parts but the one that it has")
             os.kill(victim, signal.SIGKILL)

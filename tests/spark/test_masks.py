@@ -30,19 +30,19 @@ from walsender_bridge.postgres.table_patterns import Pattern
 from walsender_bridge.runtime.sql import load
 
 KEY = b"0123456789abcdef0123456789abcdef"
-#: Whatever is to be masked has this in it, or the number.
-SECRET, NUMBER = "secret", 77_077_077
+#: Whatever is to be masked has this in it, or the number. No setting of Spark has the word: one may tell what is secret.
+SECRET, NUMBER = "hushed", 77_077_077
 TABLES = (
     "CREATE TABLE people (id int PRIMARY KEY, email text, ssn bigint, bio text, born date, note text, due date)",
     "ALTER TABLE people ALTER bio SET STORAGE EXTERNAL, ALTER note SET STORAGE EXTERNAL",
-    f"""INSERT INTO people SELECT g, 'secret' || g, {NUMBER}, repeat('secret' || g, 900), 'infinity', repeat('n' || g, 900),
+    f"""INSERT INTO people SELECT g, 'hushed' || g, {NUMBER}, repeat('hushed' || g, 900), 'infinity', repeat('n' || g, 900),
     CASE g WHEN 8 THEN 'infinity' ELSE date '2024-01-01' END FROM generate_series(1, 9) g""",
     "INSERT INTO people VALUES (10)",
     "CREATE TABLE logins (email text, n int, at numeric(9, 2), PRIMARY KEY (email, n))",
-    "INSERT INTO logins SELECT 'secret' || g, 1, g FROM generate_series(1, 9) g",
+    "INSERT INTO logins SELECT 'hushed' || g, 1, g FROM generate_series(1, 9) g",
     "CREATE TABLE bag (email text, a int, f float8, ssn bigint)",
     "ALTER TABLE bag REPLICA IDENTITY FULL",
-    f"INSERT INTO bag SELECT 'secret' || g % 2, g % 2, 1.5, {NUMBER} FROM generate_series(1, 6) g",
+    f"INSERT INTO bag SELECT 'hushed' || g % 2, g % 2, 1.5, {NUMBER} FROM generate_series(1, 6) g",
 )
 PUBLISHED = ("public.people", "public.logins", "public.bag")
 MASKS: dict[str, dict[str, Any]] = {
@@ -56,23 +56,23 @@ MASKS: dict[str, dict[str, Any]] = {
     "bag": {"email": "hash", "f": {"constant": "0"}, "ssn": "drop"},
 }
 CHANGES = (
-    "INSERT INTO people VALUES (11, 'secret11', 77077077, 'secret', '-infinity', 'n', '-infinity')",
+    "INSERT INTO people VALUES (11, 'hushed11', 77077077, 'hushed', '-infinity', 'n', '-infinity')",
     # Unchanged TOAST, of a masked column and of another; rows that are quarantined and come back.
-    "UPDATE people SET email = 'secretagain' WHERE id IN (1, 2, 8)",
-    "UPDATE people SET bio = repeat('secret', 900), ssn = 77077077 WHERE id = 3",
+    "UPDATE people SET email = 'hushedagain' WHERE id IN (1, 2, 8)",
+    "UPDATE people SET bio = repeat('hushed', 900), ssn = 77077077 WHERE id = 3",
     "UPDATE people SET note = 'short', due = 'infinity' WHERE id IN (3, 4)",
     "UPDATE people SET due = '2024-02-02' WHERE id = 8",
     "UPDATE people SET id = id + 100 WHERE id = 5",
     "UPDATE people SET email = NULL, bio = NULL, born = NULL WHERE id = 6",
     "DELETE FROM people WHERE id = 7",
     # The hashed key changes, and is what a row is removed by.
-    "UPDATE logins SET email = 'secretmoved' WHERE email = 'secret1'",
-    "UPDATE logins SET at = 5 WHERE email = 'secret2'",
-    "DELETE FROM logins WHERE email = 'secret3'",
-    "INSERT INTO logins VALUES ('secret3', 2, 1), ('secretnew', 1, 1)",
+    "UPDATE logins SET email = 'hushedmoved' WHERE email = 'hushed1'",
+    "UPDATE logins SET at = 5 WHERE email = 'hushed2'",
+    "DELETE FROM logins WHERE email = 'hushed3'",
+    "INSERT INTO logins VALUES ('hushed3', 2, 1), ('hushednew', 1, 1)",
     "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE a = 1)",
     "UPDATE bag SET f = 9, ssn = 77077077 WHERE a = 0",
-    "INSERT INTO bag VALUES ('secret1', 1, 7, 77077077), (NULL, NULL, NULL, NULL)",
+    "INSERT INTO bag VALUES ('hushed1', 1, 7, 77077077), (NULL, NULL, NULL, NULL)",
 )
 
 
@@ -160,7 +160,7 @@ def assert_nothing_leaked(lake, *more):
     secrets = [SECRET.encode(), str(NUMBER).encode(), NUMBER.to_bytes(8, "little")]
     secrets += [KEY, KEY.hex().encode(), *(text.encode() for text in more)]
     # A digest of the text alone can be tried.
-    secrets += [sha256(f"secret{n}".encode()).hexdigest().encode() for n in range(1, 4)]
+    secrets += [sha256(f"hushed{n}".encode()).hexdigest().encode() for n in range(1, 4)]
     for path, content in contents(lake):
         for secret in secrets:
             assert secret not in content, (path, secret)
@@ -200,7 +200,7 @@ def test_masked_values_reach_no_file_and_rows_stay_rows(
         live = read(masked.spark, masked.lake, live=True, log=masked.log.address)
         assert_masked(masked, live)
     snapshot = assert_masked(masked, masked.flush())
-    database.execute("TRUNCATE bag", "INSERT INTO bag VALUES ('secret1', 1, 7, 77077077)")
+    database.execute("TRUNCATE bag", "INSERT INTO bag VALUES ('hushed1', 1, 7, 77077077)")
     assert_masked(masked, masked.flush())
     people = snapshot.manifest.tables[f"{STREAM}.public.people"]
     assert people.quarantined_rows == 3
@@ -210,14 +210,14 @@ def test_masked_values_reach_no_file_and_rows_stay_rows(
     # Nor do the changes have more than the tables.
     changes = changes_of(snapshot, "people_changes")
     assert {c["email"] for c in changes if c["_op"] == "update" and c["id"] in {1, 2, 8}} >= {
-        hashed("secretagain")
+        hashed("hushedagain")
     }
     assert {c["born"] for c in changes if c["_op"] in {"insert", "update"}} == {date(2000, 1, 1)}
     assert not {"ssn"} & set(changes[0])
     unrepresentable = [json.loads(c["_unrepresentable"]) for c in changes if c["_unrepresentable"]]
     assert {"due": "-infinity"} in unrepresentable
     (moved,) = [c for c in changes_of(snapshot, "logins_changes") if c["_op"] == "update_before"]
-    assert moved["email"] == hashed("secret1")
+    assert moved["email"] == hashed("hushed1")
     assert_nothing_leaked(masked.lake)
     shown = shown_in_ui(masked.spark)
     assert "BatchScan" in shown
@@ -229,7 +229,7 @@ def test_masked_values_reach_no_file_and_rows_stay_rows(
 
 
 def test_a_live_read_without_the_key_leaves_out_what_it_cannot_hash(masked, database, monkeypatch):
-    database.execute("UPDATE people SET email = 'secretlive' WHERE id = 1")
+    database.execute("UPDATE people SET email = 'hushedlive' WHERE id = 1")
     masked.barrier()
     for key in ("", "another key, which is long enough too"):
         monkeypatch.setenv("TUSKLINE_MASK_KEY", key)

@@ -14,6 +14,7 @@ import psycopg
 
 from tests.support.child import start_child
 from tests.support.servers import DEFAULT, MakeServer
+from tests.support.suspended import suspend
 from tests.support.waiting import wait_for
 from walsender_bridge.capture.gate.core import Rule
 from walsender_bridge.capture.settings import CaptureSettings
@@ -88,7 +89,11 @@ class ChangeLog:
             process.wait()
 
     def signal_log_server(self, signal_: int, number: int = 0) -> None:
-        self.log_servers[number].send_signal(signal_)
+        process = self.log_servers[number]
+        if signal_ == signal.SIGSTOP:
+            suspend(process.pid)
+        else:
+            process.send_signal(signal_)
 
     def start_repository(self) -> None:
         self.repository = RepositoryServer(

@@ -17,6 +17,7 @@ import psycopg
 from tests.support.child import start_child
 from tests.support.listeners import of_process
 from tests.support.servers import DEFAULT, MakeServer
+from tests.support.suspended import suspend
 from tests.support.waiting import wait_for
 from tests.support.wal_server import WalServerProcess
 from walsender_bridge.demo.local_server import LocalServer, free_port
@@ -164,7 +165,7 @@ class QuorumStack:
 
     def pause(self, name: str) -> None:
         """SIGSTOP: it hangs."""
-        self.processes[name].send_signal(signal.SIGSTOP)
+        suspend(self.processes[name].pid)
 
     def resume(self, name: str) -> None:
         """SIGCONT."""

@@ -14,6 +14,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from tests.support import extension
+from tests.support.suspended import suspend
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow, promote
 from walsender_bridge.demo.local_server import LocalServer, by_major
@@ -161,7 +162,7 @@ def without_background_writer(server: LocalServer) -> Iterator[None]:
     """No records of running transactions but those of checkpoints: the background writer adds one every 15 seconds."""
     kind = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'"
     ((pid,),) = wait_for(lambda: rows(server, kind), 10, "the background writer")
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ import psycopg
 
 from tests.support.slot_copies import PUBLICATION, rows
 from tests.support.slot_sync import SlotStack
+from tests.support.suspended import suspend
 from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import LocalServer
 
@@ -48,7 +49,7 @@ def subscriber(stack: SlotStack, slot: str, folder: Path) -> Iterator[LocalServe
 def receiver_stopped(standby: LocalServer) -> Iterator[None]:
     """The standby's WAL receiver does nothing meanwhile; its connection stays, as on a slow disk or network."""
     ((pid,),) = rows(standby, "SELECT pid FROM pg_stat_wal_receiver")
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
         yield
     finally:

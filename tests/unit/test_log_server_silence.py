@@ -1,11 +1,11 @@
 """Since when a log server counts as silent: any request that it has not answered, be it for reports or a commit."""
 
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.support.child import start_child
+from tests.support.suspended import suspend
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.replica.settings import ReplicaServerSettings
 from walsender_bridge.change_log.repository.log_server_link import LogServers
@@ -22,7 +22,7 @@ def test_a_log_server_that_hangs_in_a_commit_owes_its_answer_since_then(tmp_path
         with ThreadPoolExecutor(1) as pool:
             wait_for(lambda: servers.ask(within=1.0) == [] and servers.answering(), 60, "it runs")
             wait_for(lambda: link.asked is None or link.asked.done(), 10, "nothing is pending")
-            process.send_signal(signal.SIGSTOP)
+            suspend(process.pid)
             before = time.monotonic()
             sending = pool.submit(servers.send, [(link, {})], 0.0)
             wait_for(lambda: link.owes(time.monotonic()) is not None, 4, "the commit is overdue")

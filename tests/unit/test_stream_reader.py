@@ -13,6 +13,7 @@ from pyarrow import flight
 
 from tests.support.child import start_child
 from tests.support.log_entries import AUDIT, HASHES, SCHEMAS, EntryMaker
+from tests.support.suspended import suspend
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log import actions, protocol, stream_reader
 from walsender_bridge.change_log.client import LogClient, LogEntry, ReplicaClient
@@ -206,7 +207,7 @@ def test_41_a_log_server_that_hangs_is_left_within_the_timeout(process, serve, e
     with reading(address, other, timeout=0.5, patience=(0.5,)) as reader:
         found = reader.read(1, END)
         first = next(found)
-        child.send_signal(signal.SIGSTOP)
+        suspend(child.pid)
         try:
             began = time.monotonic()
             assert [(first.offset, bytes(first.data)), *seen(found)] == written(entries)
