@@ -233,24 +233,6 @@ def test_a_view_sees_the_columns_of_a_masked_table_as_the_lake_has_them():
         translate("SELECT id FROM orders WHERE customer = 5", known)
 
 
-def test_no_folder_of_a_view_goes_that_a_link_may_name_whose_publication_was_not_confirmed():
-    """After an error of the store, the writer may go on from a head behind which its own link was published."""
-    chain, format_ = MagicMock(), MagicMock()
-    chain.store.read.side_effect = FileNotFoundError
-    writer = ViewWriter(MagicMock(), chain, format_, 1, (), attempts=MagicMock(), deletes={})
-    head = Manifest("lake", 6, 7, 6, 1, 0.0)
-    writer._made = [VIEW_TABLE.path]
-    chain.has.side_effect = lambda link: link <= 7
-    writer._remove_unnamed(head)
-    format_.drop.assert_not_called()
-    writer._remove_unnamed(replace(head, link=7, views={"views.v": VIEW}))
-    format_.drop.assert_not_called()
-    writer._made = [VIEW_TABLE.path]
-    chain.has.side_effect = lambda link: link <= 6
-    writer._remove_unnamed(head)
-    format_.drop.assert_called_once()
-
-
 def test_a_live_read_names_a_view_that_it_cannot_compute_as_stale():
     """With `allow_stale`, its tables are of several versions: the rows are those that it had at the epoch."""
     left_out = replace(TABLE, state=HELD, as_of=6, reason="its columns changed")

@@ -13,6 +13,7 @@ from spark_consumers.decode.deletion_marks import MARKS
 from spark_consumers.lake.concurrently import each
 from spark_consumers.lake.epoch.arranged import arranged
 from spark_consumers.lake.epoch.feed_rows import ABOUT, FeedTarget, begin_row
+from spark_consumers.lake.epoch.new_tables import NewTables
 from spark_consumers.lake.epoch.plan import EpochPlan
 from spark_consumers.lake.epoch.stage import Fed
 from spark_consumers.lake.format.arranged_files import write_arranged
@@ -22,7 +23,6 @@ from spark_consumers.lake.layout.arrangement import Arrangement
 from spark_consumers.lake.manifest.chain import Chain, Manifest, StreamPosition
 from spark_consumers.lake.manifest.feed_version import FeedVersion
 from spark_consumers.lake.manifest.table_version import LEFT, LIVE, TableVersion
-from spark_consumers.lake.policy import copies_on_write, deletes_by_position
 from spark_consumers.lake.tables.fault import fault_of, reason_of
 from spark_consumers.lake.tables.feeds import (
     Action,
@@ -32,12 +32,10 @@ from spark_consumers.lake.tables.feeds import (
     Stop,
     decide,
 )
-from spark_consumers.lake.tables.new_folder import new_folder
 from spark_consumers.lake.tables.schema_change import Evolution, schema_hash
 from spark_consumers.lake.tables.schema_match import arrays_of, unusable
 from spark_consumers.lake.tables.states import stream_of
 from walsender_bridge.errors import TusklineError
-from walsender_bridge.postgres.protocol.relation_name import split_relation
 from walsender_bridge.postgres.table_layout import SOFT_DELETE, LayoutRule, feed_of
 from walsender_bridge.runtime import logs
 
@@ -73,11 +71,9 @@ class FeedWriter:
         self._rules = rules
         #: A section that gives tables their feeds is not of the feeds, although its pattern may match them.
         self._layouts = [rule for rule in rules if not rule.feed]
-        self._deletes = deletes
+        self._new = NewTables(chain, tables, term, deletes)
         self._work: list[_Work] = []
         self._targets: dict[tuple[str, str], tuple[pa.Schema, Arrangement]] = {}
-        #: Folders that an attempt has made, which no link may name.
-        self._made: list[str] = []
 
     def plan(
         self,
@@ -91,7 +87,7 @@ class FeedWriter:
 
         `followed`: the tables before they get the epoch's columns (`evolutions`, by path), which are `columns` for those that follow.
         """
-        self._remove_unnamed(head)
+        self._new.remove_unnamed(head)
         self._work = []
         taken = {*plan.tables, *head.view_tables}
         for name, after in plan.tables.items():
@@ -262,39 +258,10 @@ class FeedWriter:
         self, work: _Work, after: TableVersion
     ) -> tuple[TableVersion, pa.Schema, Arrangement]:
         """A new Iceberg table, without a snapshot; the schema of its data files, and how they are arranged."""
-        stream, _, relation = work.name.partition(".")
-        path = new_folder(stream, *split_relation(relation), self._term)
-        for_others = copies_on_write(self._deletes, work.name) or deletes_by_position(
-            self._deletes, work.name
-        )
-        self._made.append(path)
-        self._format.create(self._path(path), work.columns, vectors=not for_others)
-        arrangement = self._arranged(work.name, self._path(path))
-        files = self._format.schemas(self._path(path))[1]
-        table = TableVersion(
-            path=path,
-            format=self._format.name,
-            snapshot_id=0,
-            schema_hash=schema_hash(work.columns, ()),
-            key=(),
-            text_columns=(),
-            start_lsn=0,
-            offset=0,
-            rows=0,
-            relation_id=after.relation_id,
-        )
-        return table, files, arrangement
-
-    def _remove_unnamed(self, head: Manifest) -> None:
-        """Remove the folders that earlier attempts have made, and no link names."""
-        if self._made and self._chain.has(head.link + 1):
-            # An attempt whose outcome was not known has been published: `head` does not say what is named.
-            return
-        named = {table.path for table in head.versions}
-        while self._made:
-            path = self._made.pop()
-            if path not in named:
-                self._format.drop(self._path(path))
+        table = self._new.create(work.name, work.columns, relation_id=after.relation_id)
+        path = self._path(table.path)
+        arrangement = self._arranged(work.name, path)
+        return table, self._format.schemas(path)[1], arrangement
 
     def _path(self, path: str) -> str:
         return str(self._chain.root / path)

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumers.lake.catalog.open_catalog import for_reading
 from spark_consumers.lake.epoch.arranged import arranged, by_position
+from spark_consumers.lake.epoch.new_tables import NewTables
 from spark_consumers.lake.epoch.stage import Staged, joined
 from spark_consumers.lake.epoch.table_changes import (
     ChangedFile,
@@ -40,10 +41,8 @@ from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, TableForm
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.table_version import LIVE, STALE
 from spark_consumers.lake.manifest.view_version import INCREMENTAL, RECOMPUTED, ViewVersion
-from spark_consumers.lake.policy import copies_on_write, deletes_by_position
+from spark_consumers.lake.policy import copies_on_write
 from spark_consumers.lake.store.place import files_in, place
-from spark_consumers.lake.tables.new_folder import new_folder
-from spark_consumers.lake.tables.schema_change import schema_hash
 from spark_consumers.lake.tables.schema_match import arrays_of, unusable
 from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.views.incremental import SIGN, Flat, Grouped
@@ -144,8 +143,7 @@ class ViewWriter:
         self._catalog = for_reading(chain)
         #: Translations, by the view's name, with the tables' columns that they are made from.
         self._translated: dict[str, tuple[object, Translation | NotSupportedError]] = {}
-        #: Folders that an attempt has made, which no link may name.
-        self._made: list[str] = []
+        self._new = NewTables(chain, tables, term, deletes)
 
     def stage(
         self, head: Manifest, tables: Tables, version: int, stage: Stage, scratch: str
@@ -154,7 +152,7 @@ class ViewWriter:
 
         Raises what makes the epoch fail; a view that fails for itself is stale.
         """
-        self._remove_unnamed(head)
+        self._new.remove_unnamed(head)
         found = StagedViews()
         if not self._definitions:
             return found
@@ -292,39 +290,9 @@ class ViewWriter:
         return files
 
     def _created(self, name: str, view: ViewVersion, made: Translation) -> TableVersion:
-        """A new Iceberg table for the view, without a snapshot."""
         full = view.full_name(name)
-        stream, schema, view_name = full.split(".")
-        path = new_folder(stream, schema, view_name, self._term)
-        in_version_2 = copies_on_write(self._deletes, full) or deletes_by_position(
-            self._deletes, full
-        )
-        self._made.append(path)
-        self._format.create(str(self._chain.root / path), made.columns, vectors=not in_version_2)
-        return TableVersion(
-            path=path,
-            format=self._format.name,
-            snapshot_id=0,
-            schema_hash=schema_hash(made.columns, ()),
-            key=(),
-            text_columns=(),
-            start_lsn=0,
-            offset=0,
-            rows=0,
-            relation_id=0,
-            copy_on_write=copies_on_write(self._deletes, full),
-        )
-
-    def _remove_unnamed(self, head: Manifest) -> None:
-        """Remove the folders that earlier attempts have made, and no link names."""
-        if self._made and self._chain.has(head.link + 1):
-            # An attempt whose outcome was not known has been published: `head` does not say what is named.
-            return
-        named = {table.path for table in head.versions}
-        while self._made:
-            path = self._made.pop()
-            if path not in named:
-                self._format.drop(str(self._chain.root / path))
+        table = self._new.create(full, made.columns)
+        return replace(table, copy_on_write=copies_on_write(self._deletes, full))
 
     # -- changes ----------------------------------------------------------------------------------------
 
