@@ -24,6 +24,7 @@ NAMES = (
     "slot-scan",
     "tables",
     "throttle",
+    "views",
     "wal",
     "wal-catchup",
 )

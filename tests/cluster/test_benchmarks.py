@@ -53,10 +53,19 @@ def test_decode_prints_its_ratios():
 
 
 @pytest.mark.long
+def test_views_prints_its_ratios():
+    ratios = run("views", "--scale", "0.01")["ratios"]
+    pairs = ("epoch_large_vs_small", "epoch_with_views_vs_without", "views_vs_job")
+    assert ratios.keys() == {f"{pair}{suffix}" for pair in pairs for suffix in ("", "_cpu")}
+
+
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("mvn") is None, reason="the driver and Debezium come from Maven")
 def test_snapshot_and_debezium_print_their_ratios():
     ratios = run("snapshot", "--scale", "0.01")["ratios"]
-    assert ratios.keys() == {"rows_s_vs_jdbc_keyed", "rows_s_vs_jdbc_plain"}
+    sides = {f"rows_s_vs_jdbc_{case}" for case in ("keyed", "plain", "wide")}
+    sides |= {f"lake_{side}" for side in sides} | {"wide_rows_cpu_s", "lake_wide_rows_cpu_s"}
+    assert sides <= ratios.keys()
     assert "rows_per_cpu_vs_debezium_tpcb" in run("capture", "--scale", "0.01")["ratios"]
 
 

@@ -19,11 +19,10 @@ from tests.cluster.test_types import SETUP, TEXTUAL, TYPED
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.engines import assert_read_by_engines
 from tests.support.lake_check import assert_equal, assert_no_orphans
-from tests.support.lake_pipeline import Pipeline
+from tests.support.lake_pipeline import Pipeline, dies
 from tests.support.pinned import connect_pinned
 from tests.support.sizes import need_disk, scaled
 from tests.support.waiting import wait_for
-from walsender_bridge.runtime import fail_point
 from walsender_bridge.runtime.sql import load
 
 BAG, DOCS, PAIRS = (f"{STREAM}.public.{name}" for name in ("bag", "docs", "pairs"))
@@ -239,15 +238,7 @@ def test_14_an_attempt_that_was_not_published_leaves_no_other_default(
     before = paths(recorded)
     database.execute("ALTER TABLE docs ADD c int DEFAULT 7")
 
-    def dies(name):
-        if name == "before-manifest":
-            raise RuntimeError("dies")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fail_point, "hit", dies)
-        with pytest.raises(RuntimeError, match="dies"):
-            recorded.flush()
-    recorded.house.close()
+    dies(monkeypatch, recorded, "before-manifest")
     recorded.house = recorded.lakehouse()
     database.execute("ALTER TABLE docs DROP c; ALTER TABLE docs ADD c int DEFAULT 8")
     assert_equal(database.dsn, recorded.flush())
@@ -349,15 +340,7 @@ def test_14_a_writer_that_dies_over_a_change_leaves_it_to_the_next(
     change = "BEGIN; ALTER TABLE docs RENAME title TO heading; ALTER TABLE docs DROP f, ADD g int; UPDATE docs SET g = 1 WHERE id = 1; COMMIT"
     database.execute(change, "ALTER TABLE bag DROP f")
 
-    def dies(name):
-        if name == point:
-            raise RuntimeError("dies")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fail_point, "hit", dies)
-        with pytest.raises(RuntimeError, match="dies"):
-            recorded.flush()
-    recorded.house.close()
+    dies(monkeypatch, recorded, point)
     recorded.house = recorded.lakehouse()
     # The range is another one, too.
     database.execute(

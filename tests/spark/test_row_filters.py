@@ -14,14 +14,13 @@ from tests.spark.test_equality import behind_the_log, compared, named, states
 from tests.spark.test_recorded_changes import install
 from tests.support.capture_stack import STREAM
 from tests.support.lake_check import assert_no_orphans
-from tests.support.lake_pipeline import Pipeline
+from tests.support.lake_pipeline import Pipeline, dies
 from tests.support.pinned import connect_pinned
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import LakeError
 from walsender_bridge.postgres.column_masks import parse_masks
 from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Pattern
-from walsender_bridge.runtime import fail_point
 
 #: One condition after the other, each of which a row may meet, not meet, or leave unknown.
 FILTERS = {
@@ -144,15 +143,7 @@ def test_random_changes_leave_what_postgresql_selects(filtered, database, monkey
 
 
 def _dies(pipeline, monkeypatch):
-    def dies(name):
-        if name == "before-manifest":
-            raise RuntimeError("dies")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fail_point, "hit", dies)
-        with pytest.raises(RuntimeError, match="dies"):
-            pipeline.flush()
-    pipeline.house.close()
+    dies(monkeypatch, pipeline, "before-manifest")
     pipeline.house = pipeline.lakehouse(layouts=RULES)
 
 

@@ -16,7 +16,7 @@ from tests.spark.test_equality import behind_the_log, compared, named, states
 from tests.spark.test_recorded_changes import install
 from tests.support.capture_stack import STREAM
 from tests.support.lake_check import assert_no_orphans
-from tests.support.lake_pipeline import Pipeline
+from tests.support.lake_pipeline import Pipeline, dies
 from tests.support.pinned import connect_pinned
 from tests.support.waiting import wait_for
 from walsender_bridge.postgres.column_masks import parse_masks
@@ -29,7 +29,6 @@ from walsender_bridge.postgres.table_layout import (
     TableLayout,
 )
 from walsender_bridge.postgres.table_patterns import Pattern
-from walsender_bridge.runtime import fail_point
 
 NOTES = f"{STREAM}.public.notes"
 #: Behind the table another one, which is not published, has what a trigger keeps.
@@ -197,15 +196,7 @@ def _change(draw):
 
 
 def _dies(pipeline, monkeypatch, point):
-    def dies(name):
-        if name == point:
-            raise RuntimeError("dies")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fail_point, "hit", dies)
-        with pytest.raises(RuntimeError, match="dies"):
-            pipeline.flush()
-    pipeline.house.close()
+    dies(monkeypatch, pipeline, point)
 
 
 def test_masks_stay_and_views_choose_the_living(spark, tmp_path, database):

@@ -13,6 +13,7 @@ from tests.support.capture_stack import PUBLICATION, STREAM, CaptureProcess, Cha
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.errors import DeadlineError
+from walsender_bridge.runtime import fail_point
 from walsender_bridge.runtime.sql import load
 
 TABLES = (
@@ -52,6 +53,20 @@ def maintaining(pipeline, **limits):
         stop.set()
         thread.join(60)
         assert not thread.is_alive()
+
+
+def dies(monkeypatch, pipeline, point):
+    """The round of a flush ends at a fail point, and the writer with it: the caller makes the next one."""
+
+    def die(name):
+        if name == point:
+            raise RuntimeError("dies")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fail_point, "hit", die)
+        with pytest.raises(RuntimeError, match="dies"):
+            pipeline.flush()
+    pipeline.house.close()
 
 
 class Pipeline:

@@ -229,7 +229,9 @@ class FeedWriter:
             masks=after.masks,
             schema_hash=schema_hash(work.columns, ()),
         )
-        return FeedVersion(work.table, after.path, described, start_lsn=after.start_lsn)
+        kept = FeedVersion(work.table, after.path, described, start_lsn=after.start_lsn)
+        # The same object where nothing is new: what is written is swept for remains.
+        return before if kept == before else kept
 
     def _begin(
         self,
