@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import pyarrow as pa
 import pytest
 
 from spark_consumers.lake.epoch import view_writer
-from spark_consumers.lake.epoch.table_changes import ChangedFile, changed_files
+from spark_consumers.lake.epoch.epoch_changes import columns_of
+from spark_consumers.lake.epoch.table_changes import ChangedFile, changed_files, changes_tasks
 from spark_consumers.lake.epoch.view_attempts import ViewAttempts
 from spark_consumers.lake.epoch.view_writer import ViewWriter
 from spark_consumers.lake.format.table_format import ScanFile, Vector
@@ -376,12 +378,43 @@ def test_two_snapshots_differ_by_new_files_gone_files_and_new_removals():
     ]
     found = {each.path[-1]: each for each in changed_files(before, after)}
     assert found == {
-        "e": ChangedFile("/t/data/e", 1, 5, vector("e", 1, "v4")),
-        "c": ChangedFile("/t/data/c", -1, 4),
-        "b": ChangedFile("/t/data/b", -1, 1, vector("b", 2, "v1"), vector("b", 3, "v2")),
-        "d": ChangedFile("/t/data/d", -1, 1, None, vector("d", 1, "v3")),
+        "e": ChangedFile("/t/data/e", 1, 5, 6, vector("e", 1, "v4")),
+        "c": ChangedFile("/t/data/c", -1, 4, 4),
+        "b": ChangedFile("/t/data/b", -1, 1, 5, vector("b", 2, "v1"), vector("b", 3, "v2")),
+        "d": ChangedFile("/t/data/d", -1, 1, 3, None, vector("d", 1, "v3")),
     }
     assert changed_files(after, after) == []
+
+
+def test_a_task_reads_so_many_rows_at_most_whether_they_have_changed_or_not():
+    schema = pa.schema([("n", pa.int64())])
+
+    def parts(*files):
+        tasks = changes_tasks("/t", [ChangedFile("f", 1, *each) for each in files], schema, SIGN)
+        return [len(task.files) for task in tasks]
+
+    assert parts((10, 900_000), (10, 900_000), (10, 900_000)) == [2, 1]
+    assert parts((300_000, 300_000), (300_000, 300_000)) == [1, 1]
+    assert parts((1, 1), (1, 9_000_000), (1, 1)) == [1, 1, 1]
+    assert parts() == [0]
+
+
+def test_changes_are_read_in_the_columns_of_the_views_that_are_kept_by_them():
+    names = [column[0] for column in TABLE.layout]
+
+    def read(*queries):
+        made = [translate(query, base_tables({NAME: TABLE})) for query in queries]
+        return columns_of(NAME, names, made)
+
+    assert read("SELECT customer, sum(amount) AS s FROM orders GROUP BY customer") == {
+        *("customer", "amount"),
+    }
+    assert read("SELECT id FROM orders WHERE day > '2024-01-01'", "SELECT amount FROM orders") == {
+        *("id", "day", "amount"),
+    }
+    # Computed again from the table, or counting rows alone.
+    assert read("SELECT count(DISTINCT customer) AS n FROM orders") == set()
+    assert read("SELECT count(*) AS n FROM orders") == set()
 
 
 def test_status_names_the_views_that_do_not_follow():

@@ -15,25 +15,27 @@ from pyroaring import BitMap64
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import as_damage, opened
-from spark_consumers.lake.format.iceberg_schema import by_number
+from spark_consumers.lake.format.iceberg_schema import by_number, places
 from spark_consumers.lake.format.position_deletes import read_removed
 from spark_consumers.lake.format.table_format import ScanFile, Vector
 from spark_consumers.lake.store.place import place
 
-#: Rows of a task, about.
-_ROWS = 500_000
+#: Changed rows of a task, and rows that it may read for them, about.
+_ROWS, _READ = 500_000, 2_000_000
 
 
 @dataclass(frozen=True)
 class ChangedFile:
     """A data file of which rows were added (`sign` 1) or removed (-1).
 
-    All its rows, without those that `without` removes; or, if `only`, those that it removes and `without` does not.
+    All its rows, without those that `without` removes; or, if `only`, those that it removes and `without` does not. `stored`: the rows
+    of the file, of which all may have to be read.
     """
 
     path: str
     sign: int
     rows: int
+    stored: int
     without: Vector | None = None
     only: Vector | None = None
 
@@ -47,7 +49,7 @@ def changed_files(before: Sequence[ScanFile], after: Sequence[ScanFile]) -> list
 
     def whole(file: ScanFile, sign: int) -> ChangedFile:
         gone = 0 if file.vector is None else file.vector.rows
-        return ChangedFile(file.path, sign, file.rows - gone, file.vector)
+        return ChangedFile(file.path, sign, file.rows - gone, file.rows, file.vector)
 
     found = [whole(file, 1) for path, file in new.items() if path not in old]
     found += [whole(file, -1) for path, file in old.items() if path not in new]
@@ -55,7 +57,7 @@ def changed_files(before: Sequence[ScanFile], after: Sequence[ScanFile]) -> list
         was = old.get(path)
         if was is not None and file.vector is not None and file.vector != was.vector:
             gone = file.vector.rows - (0 if was.vector is None else was.vector.rows)
-            found.append(ChangedFile(path, -1, gone, was.vector, file.vector))
+            found.append(ChangedFile(path, -1, gone, file.rows, was.vector, file.vector))
     return [each for each in found if each.rows]
 
 
@@ -82,19 +84,26 @@ class ChangesTask:
         with as_damage(changed.path):
             file = opened(changed.path)
         begin = 0
+        there = [at for at in places(file.schema_arrow, self.schema) if at is not None]
+        columns = [file.schema_arrow.names[at] for at in there]
         with file:
             for group in range(file.num_row_groups):
                 count = file.metadata.row_group(group).num_rows
                 at = _wanted(begin, count, without, only)
                 begin += count
                 if len(at):
-                    yield from self._group(file, group, at, changed)
+                    yield from self._group(file, group, at, changed, columns)
 
     def _group(
-        self, file: pq.ParquetFile, group: int, at: "np.ndarray", changed: ChangedFile
+        self,
+        file: pq.ParquetFile,
+        group: int,
+        at: "np.ndarray",
+        changed: ChangedFile,
+        columns: list[str],
     ) -> Iterator[pa.RecordBatch]:
         with as_damage(changed.path):
-            rows = file.read_row_group(group)
+            rows = file.read_row_group(group, columns=columns)
         rows = by_number(rows, self.schema).take(pa.array(at))
         signs = pa.repeat(pa.scalar(changed.sign, pa.int32()), len(rows))
         yield from rows.append_column(self.sign, signs).combine_chunks().to_batches()
@@ -124,13 +133,13 @@ def changes_tasks(
 ) -> list[ChangesTask]:
     """The tasks that read these files; one at least."""
     groups: list[list[ChangedFile]] = [[]]
-    rows = 0
+    rows = stored = 0
     for file in files:
-        if groups[-1] and rows + file.rows > _ROWS:
+        if groups[-1] and (rows + file.rows > _ROWS or stored + file.stored > _READ):
             groups.append([])
-            rows = 0
+            rows = stored = 0
         groups[-1].append(file)
-        rows += file.rows
+        rows, stored = rows + file.rows, stored + file.stored
     return [ChangesTask(folder, tuple(group), schema, sign) for group in groups]
 
 

@@ -10,22 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumers.lake.catalog.open_catalog import for_reading
 from spark_consumers.lake.epoch.arranged import arranged, by_position
+from spark_consumers.lake.epoch.epoch_changes import EpochChanges
 from spark_consumers.lake.epoch.new_tables import NewTables
 from spark_consumers.lake.epoch.stage import Staged, joined
-from spark_consumers.lake.epoch.table_changes import (
-    ChangedFile,
-    changed_files,
-    changes_tasks,
-    count,
-)
+from spark_consumers.lake.epoch.table_changes import ChangedFile, count
 from spark_consumers.lake.epoch.target import Target
-from spark_consumers.lake.epoch.task_rows import frame_of
 from spark_consumers.lake.epoch.view_attempts import ViewAttempts, ViewTimeoutError
 from spark_consumers.lake.epoch.view_sink import (
     TOO_MANY,
@@ -104,6 +98,7 @@ class _Work:
     definition: ViewDefinition
     head: Manifest
     tables: Tables
+    changes: EpochChanges
     version: int
     stage: Stage
     scratch: str
@@ -158,16 +153,29 @@ class ViewWriter:
             return found
         refused = self._refused_session()
         known = base_tables(tables)
-        for definition in self._definitions:
-            work = _Work(definition, head, tables, version, stage, scratch)
-            made = refused or self._translation(definition, known)
-            before = head.views.get(definition.name)
-            if isinstance(made, NotSupportedError):
-                text = f"{made.what}; {made.repair}" if made.repair else made.what
-                found.views[definition.name] = _stale(before, definition, head, text)
-                continue
-            self._keep(work, before, made, found)
+        made = [refused or self._translation(each, known) for each in self._definitions]
+        usable = [each for each in made if isinstance(each, Translation)]
+        changes = EpochChanges(
+            self._spark, self._format, self._chain.root, head.tables, tables, usable
+        )
+        try:
+            for definition, translation in zip(self._definitions, made, strict=True):
+                work = _Work(definition, head, tables, changes, version, stage, scratch)
+                self._staged_view(work, translation, found)
+        finally:
+            changes.close()
         return found
+
+    def _staged_view(
+        self, work: "_Work", made: Translation | NotSupportedError, found: StagedViews
+    ) -> None:
+        name, head = work.definition.name, work.head
+        before = head.views.get(name)
+        if isinstance(made, NotSupportedError):
+            text = f"{made.what}; {made.repair}" if made.repair else made.what
+            found.views[name] = _stale(before, work.definition, head, text)
+        else:
+            self._keep(work, before, made, found)
 
     def _refused_session(self) -> NotSupportedError | None:
         """Why no view can be kept in this session."""
@@ -302,17 +310,10 @@ class ViewWriter:
         """The data files with changed rows of these tables, by name; None if data files alone do not tell."""
         found = {}
         for name in {made.tables[number] for number in changed}:
-            old, new = work.head.tables[name], work.tables[name]
-            path = self._path(new)
-            columns = [self._format.schemas(path, each.snapshot_id)[1] for each in (old, new)]
-            if not columns[0].equals(columns[1], check_metadata=True):
-                # A row has other values now, or its values other names, although no data file has changed.
+            files = work.changes.files(name)
+            if files is None:
                 return None
-            before, after = (self._format.scan(path, each.snapshot_id) for each in (old, new))
-            if any(file.deletes for file in (*before, *after)):
-                # An earlier version has removed rows by their keys.
-                return None
-            found[name] = changed_files(before, after)
+            found[name] = files
         return found
 
     def _apply(
@@ -326,7 +327,7 @@ class ViewWriter:
         assert made.incremental is not None
         table, form = view.table, made.incremental
         terms = [
-            self._query(form.term(number), self._frames_of_term(work, made, changes, number))
+            self._query(form.term(number), self._frames_of_term(work, made, number))
             for number, name in enumerate(made.tables)
             if changes.get(name)
         ]
@@ -401,29 +402,17 @@ class ViewWriter:
         self,
         work: "_Work",
         made: Translation,
-        changes: Mapping[str, Sequence[ChangedFile]],
         changed: int,
     ) -> dict[str, DataFrame]:
         """The tables of one term: those before the changed one as they are now, those behind it as they were (`incremental`)."""
         frames = {}
         for number, name in enumerate(made.tables):
             if number == changed:
-                frames[f"t{number}"] = self._changed(work.tables[name], changes[name])
+                frames[f"t{number}"] = work.changes.frame(name)
             else:
                 version = work.tables if number < changed else work.head.tables
                 frames[f"t{number}"] = self._read(version[name])
         return frames
-
-    def _changed(self, table: TableVersion, files: Sequence[ChangedFile]) -> DataFrame:
-        from pyspark.sql.functions import broadcast
-
-        path = self._path(table)
-        stored = self._format.schemas(path, table.snapshot_id)[1]
-        columns = [f for f in stored if table.key or f.name != ROW_ID]
-        schema = pa.schema(columns)
-        tasks = changes_tasks(path, files, schema, SIGN)
-        frame = frame_of(self._spark, schema.append(pa.field(SIGN, pa.int32())), tasks)
-        return broadcast(frame) if sum(file.rows for file in files) <= _BROADCAST else frame
 
     def _read(self, table: TableVersion) -> DataFrame:
         frame: DataFrame = read_snapshot(

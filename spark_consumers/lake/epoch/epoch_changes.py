@@ -1,0 +1,109 @@
+"""The changed rows of an epoch's tables, for its views: each is found and read once, however many views need it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from spark_consumers.lake.epoch.table_changes import (
+    ChangedFile,
+    changed_files,
+    changes_tasks,
+)
+from spark_consumers.lake.epoch.task_rows import frame_of
+from spark_consumers.lake.format.table_format import ROW_ID, TableFormat
+from spark_consumers.lake.manifest.chain import TableVersion
+from spark_consumers.lake.store.place import Place
+from spark_consumers.lake.views.expressions import quoted
+from spark_consumers.lake.views.incremental import SIGN, Flat, Grouped
+from spark_consumers.lake.views.translate import Translation
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Changed rows that are sent to all executors, so that what they are joined with is not shuffled.
+_BROADCAST = 100_000
+Tables = Mapping[str, TableVersion]
+
+
+class EpochChanges:
+    """What an epoch changes in its tables, from those of `before` to those of `after`, as these views need it."""
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        tables: TableFormat,
+        root: Place,
+        before: Tables,
+        after: Tables,
+        views: Sequence[Translation],
+    ) -> None:
+        self._spark = spark
+        self._format = tables
+        self._root = root
+        self._before, self._after = before, after
+        self._views = views
+        self._files: dict[str, list[ChangedFile] | None] = {}
+        self._frames: dict[str, DataFrame] = {}
+
+    def files(self, name: str) -> list[ChangedFile] | None:
+        """The data files with a table's changed rows; None if data files alone do not tell."""
+        if name not in self._files:
+            self._files[name] = self._found(name)
+        return self._files[name]
+
+    def _found(self, name: str) -> list[ChangedFile] | None:
+        old, new = self._before[name], self._after[name]
+        path = str(self._root / new.path)
+        columns = [self._format.schemas(path, each.snapshot_id)[1] for each in (old, new)]
+        if not columns[0].equals(columns[1], check_metadata=True):
+            # A row has other values now, or its values other names, although no data file has changed.
+            return None
+        before, after = (self._format.scan(path, each.snapshot_id) for each in (old, new))
+        if any(file.deletes for file in (*before, *after)):
+            # An earlier version has removed rows by their keys.
+            return None
+        return changed_files(before, after)
+
+    def frame(self, name: str) -> "DataFrame":
+        """A table's changed rows with their signs (`SIGN`), in the columns that the views need."""
+        from pyspark.sql.functions import broadcast
+
+        if name not in self._frames:
+            self._frames[name] = self._read(name).persist()
+        frame = self._frames[name]
+        rows = sum(file.rows for file in self.files(name) or ())
+        return broadcast(frame) if rows <= _BROADCAST else frame
+
+    def _read(self, name: str) -> "DataFrame":
+        table = self._after[name]
+        path = str(self._root / table.path)
+        stored = self._format.schemas(path, table.snapshot_id)[1]
+        wanted = columns_of(name, [f.name for f in stored], self._views)
+        own = [f for f in stored if f.name != ROW_ID]
+        # Rows without a column would not be counted.
+        schema = pa.schema([f for f in own if f.name in wanted] or own[:1])
+        tasks = changes_tasks(path, self.files(name) or (), schema, SIGN)
+        return frame_of(self._spark, schema.append(pa.field(SIGN, pa.int32())), tasks)
+
+    def close(self) -> None:
+        """Forget the rows."""
+        for frame in self._frames.values():
+            frame.unpersist()
+        self._frames.clear()
+
+
+def columns_of(table: str, columns: Sequence[str], views: Sequence[Translation]) -> set[str]:
+    """The columns of a table that these views read its changes for. Pure.
+
+    A statement has each column by its quoted name, so one that does not occur is not read. A column that has the name of another
+    table's is read in vain.
+    """
+    terms = "".join(
+        made.incremental.term(number)
+        for made in views
+        if isinstance(made.incremental, Flat | Grouped)
+        for number, name in enumerate(made.tables)
+        if name == table
+    )
+    return {column for column in columns if quoted(column) in terms}
