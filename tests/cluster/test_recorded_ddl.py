@@ -248,3 +248,42 @@ def test_init_has_schema_changes_recorded_and_detach_takes_it_back(
     taken = {row["removed"] for row in tuskline.json("detach")["removed"]}
     assert "event trigger tuskline_ddl" in taken
     assert difference(before, server_state(shop.dsn)) == []
+
+
+#: An earlier version's text, which converted missing values with others' casts; one whose names another schema may define; and another's rights.
+_OTHER_FUNCTIONS = (
+    (
+        "CASE WHEN NOT a.atthasmissing THEN to_jsonb(a) ->> 'attgenerated' END",
+        "to_jsonb(a) ->> 'attgenerated'",
+    ),
+    (" SET search_path = pg_catalog, pg_temp", ""),
+    (" SECURITY DEFINER", ""),
+)
+
+
+@each_major
+@pytest.mark.parametrize(("text", "other"), _OTHER_FUNCTIONS, ids=["text", "path", "rights"])
+def test_doctor_warns_of_another_version_s_recording_and_init_replaces_it(
+    tmp_path: Path, shop: Database, text: str, other: str
+) -> None:
+    tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": ("public.orders",)}})
+
+    def found() -> tuple[str, str]:
+        findings = tuskline.json("doctor", code=0)["findings"]
+        (finding,) = [f for f in findings if f["check"] == "schema changes"]
+        return finding["what"], finding["repair"]
+
+    tuskline.json("init")
+    tuskline.json("init", "--record-ddl")
+    assert found()[0].startswith("recorded: ")
+    assert text in load("ddl/install")
+    shop.execute(load("ddl/install").replace(text, other))
+    what, repair = found()
+    assert "tuskline.record_ddl is not this version's" in what
+    assert "tuskline init --record-ddl" in repair
+    assert tuskline.json("init", "--record-ddl")["created"] != []
+    assert found()[0].startswith("recorded: ")
+    # The function is replaced also where the event trigger is missing.
+    shop.execute(load("ddl/install").replace(text, other), "DROP EVENT TRIGGER tuskline_ddl")
+    assert "not this version's" in found()[0]
+    tuskline.json("detach")

@@ -99,6 +99,14 @@ def _schema_changes(facts: Facts, where: str) -> Finding:
     what = (
         "recorded: columns that are added, dropped, renamed or widened are followed without a copy"
     )
+    if not facts["ddl_is_current"]:
+        return Finding(
+            "schema changes",
+            where,
+            "the function tuskline.record_ddl is not this version's; an earlier one can run code of other roles as its owner, a superuser",
+            WARNING,
+            repair="run tuskline init --record-ddl again, with --admin naming a superuser",
+        )
     if not facts["records_ddl"]:
         what = (
             "not recorded: the log does not show which column was dropped or renamed, so most schema changes cause another copy"

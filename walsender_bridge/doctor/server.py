@@ -183,7 +183,9 @@ def _ask(
             (relation_name(schema, table), columns) for schema, table, columns in unsent
         ]
         found = wanted_tables(connection, tables, role)
-        facts["records_ddl"] = all(schema_changes.installed(connection, source.publication))
+        recording = schema_changes.installed(connection, source.publication)
+        facts["records_ddl"] = recording.recorded and recording.published
+        facts["ddl_is_current"] = recording.is_current
         facts["other_publication"] = ""
         try:
             own_tables.check(connection, source.dsn)
