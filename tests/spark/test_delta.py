@@ -1,5 +1,9 @@
 """Delta tables over the data files of the lake's Iceberg tables: PostgreSQL's rows at every epoch, by Delta's own reader."""
 
+import json
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
 import pytest
 
 from spark_consumers import read
@@ -78,6 +82,23 @@ def epochs_of(pipeline, name):
     return [log.shown(version).epoch for version in log.listing().commits]
 
 
+def assert_found_by_names(pipeline, name):
+    """Readers that know no ids find each column by its physical name in each file that has it, and no other column by that."""
+    log = log_of(pipeline, name)
+    state = log.state()
+    described = [
+        field["metadata"] for field in json.loads(state.metadata["schemaString"])["fields"]
+    ]
+    kind = "delta.columnMapping."
+    names = {each[f"{kind}id"]: each[f"{kind}physicalName"] for each in described}
+    for path in state.adds:
+        columns = pq.read_schema(log.folder.parent / unquote(path))
+        there = {int(c.metadata[b"PARQUET:field_id"]): c.name for c in columns}
+        by_id = {number: there.get(number) for number in names}
+        by_name = {n: name if name in there.values() else None for n, name in names.items()}
+        assert by_id == by_name, path
+
+
 def resynced(pipeline, name):
     """Have a table copied again."""
     before = log_of(pipeline, name).folder
@@ -150,6 +171,7 @@ def test_14_28_columns_that_are_changed_in_place_are_changed_for_delta(spark, tm
             database.execute(*changes)
             epochs.append(pipeline.flush().epoch)
             assert_postgresql_s(database, by_delta(pipeline))
+            assert_found_by_names(pipeline, "t")
         assert pipeline.head().tables[f"{STREAM}.public.t"].path == path, "nothing is copied"
         for epoch in epochs:
             assert_same(pipeline, epoch)

@@ -136,8 +136,8 @@ def test_no_other_program_may_write():
 def test_14_a_column_with_a_default_for_older_rows_is_refused_by_name():
     older = schema(0, (1, "id", "int"), (2, "n", "int"))
     older["fields"][1]["initial-default"] = 0
-    assert "'n' has a default" in refusal(older)
-    assert not refusal(FIRST)
+    assert "'n' has a default" in refusal(older, [older], has_first_names=True)
+    assert not refusal(FIRST, [FIRST], has_first_names=True)
 
 
 @pytest.mark.parametrize("length", range(9))

@@ -26,6 +26,7 @@ from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
 from spark_consumers.lake.epoch.removal import Rewrite
 from spark_consumers.lake.epoch.target import Target, names_in
 from spark_consumers.lake.format.data_files import write_partial
+from spark_consumers.lake.format.file_names import with_first_names
 from spark_consumers.lake.format.iceberg_layout import layouts_in
 from spark_consumers.lake.format.iceberg_schema import arrow_schema
 from spark_consumers.lake.format.snapshot_files import data_files
@@ -189,6 +190,6 @@ def _schema(metadata: Mapping[str, Any], table: TableVersion) -> pa.Schema:
     current = metadata["current-schema-id"]
     number = snapshots.get(table.snapshot_id, {}).get("schema-id", current)
     (found,) = [each for each in metadata["schemas"] if each["schema-id"] == number]
-    whole = arrow_schema(found)
+    whole = with_first_names(arrow_schema(found), metadata["schemas"])
     wanted, hidden = names_in(table, whole.names)
     return pa.schema([whole.field(column) for column in [*wanted, *hidden]])

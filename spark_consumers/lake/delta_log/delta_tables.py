@@ -125,7 +125,7 @@ class DeltaTables:
         """Write the commit that shows this; the state of the log then, which another writer's commit may have made."""
         folder = self._root / path
         found = self._format.snapshot_record(str(folder), shown.snapshot)
-        if reason := refusal(found.schema):
+        if reason := refusal(found.schema, found.schemas, has_first_names=found.has_first_names):
             raise NotSupportedError(reason, where=path)
         schema = delta_schema(found.schema, found.schemas)
         wanted, vectors = wanted_files(found.manifest_list, schema.physical, path)

@@ -1,10 +1,8 @@
 """The schema of a Delta table from that of its Iceberg table. Pure.
 
 Delta finds the columns of a data file by their Parquet field ids (column mapping by `id`), which are Iceberg's. So a column that is
-renamed, dropped or moved needs no other files. Each column also has a *physical name*, the key of its statistics, which must not
-change while a file of the log has statistics: it is the name that the column was created with, or, if an earlier column was created
-with that name too, the name with its id. Iceberg's schemas are only ever added to a table, and its ids only grow, so the physical
-name of a column depends on nothing that can still change.
+renamed, dropped or moved needs no other files. Each column also has a *physical name*: the key of its
+statistics, and its name in all data files (`file_names`), by which readers find it that do not go by ids.
 """
 
 import itertools
@@ -12,6 +10,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+from spark_consumers.lake.format.file_names import first_names, has_others
 
 #: Delta's types by Iceberg's. There are no others in a lake's tables (docs/types.md); decimals and lists are built.
 _TYPES: Final = {
@@ -66,7 +66,7 @@ def delta_schema(schema: Schema, history: Iterable[Schema]) -> DeltaSchema:
         (each for each in history if each["schema-id"] <= schema["schema-id"]),
         key=lambda each: each["schema-id"],
     )
-    names, types = _first_names(earlier), _types_of(earlier)
+    names, types = first_names(earlier), _types_of(earlier)
     fields = []
     widened = False
     top = 0
@@ -106,8 +106,14 @@ def delta_schema(schema: Schema, history: Iterable[Schema]) -> DeltaSchema:
     )
 
 
-def refusal(schema: Schema) -> str:
-    """Why a table with this schema cannot be a Delta table; empty if it can."""
+def refusal(schema: Schema, history: Sequence[Schema], *, has_first_names: bool) -> str:
+    """Why a table with this schema cannot be a Delta table; empty if it can. `history`: see `delta_schema`.
+
+    `has_first_names`: columns are known to have their first names in all data files. Then each column has its physical name in
+    each file, so readers that go by names find what those find that go by ids.
+    """
+    if not has_first_names and has_others(history):
+        return "an earlier version of Tuskline has renamed a column, which some readers of Delta would not find in all files"
     for field in schema["fields"]:
         if field.get(_INITIAL) is not None:
             return f"its column {field['name']!r} has a default for rows that are older, which Delta cannot read"
@@ -122,20 +128,6 @@ def delta_type(kind: Any) -> Any:
     if kind.startswith("decimal("):
         return kind.replace(" ", "")
     return _TYPES[kind]
-
-
-def _first_names(history: Sequence[Schema]) -> dict[int, str]:
-    """The physical name of each column that the table has or had, by its field id."""
-    first: dict[int, str] = {}
-    for schema in history:
-        for field in schema["fields"]:
-            first.setdefault(field["id"], field["name"])
-    taken: set[str] = set()
-    found = {}
-    for number, name in sorted(first.items()):
-        found[number] = name if name.casefold() not in taken else f"{name}-{number}"
-        taken.add(found[number].casefold())
-    return found
 
 
 def _types_of(history: Sequence[Schema]) -> dict[int, list[str]]:

@@ -18,7 +18,8 @@ from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.arranged_files import write_arranged
 from spark_consumers.lake.format.data_files import PartsWriter, as_damage, opened, whole_file
-from spark_consumers.lake.format.iceberg_schema import FIELD_ID, by_number
+from spark_consumers.lake.format.file_names import FIELD_ID
+from spark_consumers.lake.format.iceberg_schema import by_number
 from spark_consumers.lake.format.table_format import FileInfo, RowIds
 from spark_consumers.lake.index.build import bitmaps_in
 from spark_consumers.lake.store.place import place

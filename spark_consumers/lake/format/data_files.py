@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.dictionaries import with_dictionary
+from spark_consumers.lake.format.file_names import in_files, in_table
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.store.place import (
@@ -108,25 +109,34 @@ def write_table(
 
 
 def read_data(path: str | Place, columns: list[str] | None = None) -> pa.Table:
-    """Read a Parquet file of the lake. Raises `CorruptError` if it is not what was written."""
+    """Read a Parquet file of the lake, with the names that its columns had in the table when it was written. Raises `CorruptError` if it is not what was written."""
     checksums.check(place(path))
-    with as_damage(path):
-        return pq.read_table(readable(path), columns=columns, page_checksum_verification=True)
+    with as_damage(path), opened(path) as file:
+        found = file.read() if columns is None else _columns(file, columns)
+    return pa.Table.from_arrays(found.columns, schema=in_table(found.schema))
+
+
+def _columns(file: pq.ParquetFile, columns: Sequence[str]) -> pa.Table:
+    there = dict(zip(in_table(file.schema_arrow).names, file.schema_arrow.names, strict=True))
+    wanted = [there[name] for name in columns]
+    # Arrow also reads columns whose name begins with one of these and a dot.
+    return file.read(wanted).select(wanted)
 
 
 class PartsWriter:
     """Writes a data file in parts, each at least one row group; `codec` and `level` in Arrow's words.
 
-    The first part shows which columns get dictionaries.
+    The first part shows which columns get dictionaries. Columns get their names in data files (`file_names`).
     """
 
     def __init__(self, file: BinaryIO, schema: pa.Schema, codec: str, level: int | None) -> None:
-        self._file, self._schema, self._codec, self._level = file, schema, codec, level
+        self._file, self._schema, self._codec, self._level = file, in_files(schema), codec, level
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, part: pa.Table) -> None:
         """Write these rows."""
-        self._begun(part).write_table(part, row_group_size=_ROW_GROUP)
+        named = pa.Table.from_arrays(part.columns, schema=self._schema)
+        self._begun(named).write_table(named, row_group_size=_ROW_GROUP)
 
     def _begun(self, first: pa.Table) -> pq.ParquetWriter:
         if self._writer is None:

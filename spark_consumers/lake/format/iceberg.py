@@ -33,6 +33,7 @@ from spark_consumers.lake.catalog.table_catalog import (
 )
 from spark_consumers.lake.format import checksums, leaks
 from spark_consumers.lake.format.data_files import Stage
+from spark_consumers.lake.format.file_names import has_others, with_first_names
 from spark_consumers.lake.format.iceberg_commit import (
     commit_of,
     needed,
@@ -107,6 +108,9 @@ from walsender_bridge.runtime import logs
 
 #: The table property that has PostgreSQL's columns as Arrow types, which are finer than Iceberg's.
 _COLUMNS = "tuskline.columns"
+#: The table property that says that columns have their first names in all data files (`file_names`), since earlier versions of Tuskline did
+#: not give them these.
+_FILE_NAMES, _FIRST = "tuskline.file-names", "first"
 #: Of Iceberg's format: the first with deletion vectors, and the one before.
 _VERSION, _VERSION_WITHOUT_VECTORS = 3, 2
 _PROPERTIES = {
@@ -162,7 +166,7 @@ class IcebergFormat:
 
         Raises `FencedError` if another writer made it.
         """
-        properties = {**_PROPERTIES, _COLUMNS: encoded(columns)}
+        properties = {**_PROPERTIES, _COLUMNS: encoded(columns), _FILE_NAMES: _FIRST}
         if not vectors:
             properties["format-version"] = str(_VERSION_WITHOUT_VECTORS)
         if not self._catalog.is_folder:
@@ -191,7 +195,14 @@ class IcebergFormat:
         return columns, self._schema_at(table.operations().current(), snapshot)
 
     def _schema_at(self, metadata: Any, snapshot: int | None) -> pa.Schema:
-        return arrow_schema(self._schema_json(metadata, snapshot))
+        return with_first_names(
+            arrow_schema(self._schema_json(metadata, snapshot)), self._history(metadata)
+        )
+
+    def _history(self, metadata: Any) -> list[dict[str, Any]]:
+        """All schemas that the table has had, in Iceberg's JSON."""
+        parser = self._iceberg.SchemaParser
+        return [json.loads(parser.toJson(each)) for each in metadata.schemas()]
 
     def _schema_json(self, metadata: Any, snapshot: int | None) -> dict[str, Any]:
         """The schema of a snapshot, or the table's own, in Iceberg's JSON."""
@@ -298,8 +309,11 @@ class IcebergFormat:
             if there.names[-1] == ROW_ID:
                 known = columns.append(there.field(ROW_ID))
             own = [field for field in wanted["fields"] if field["name"] in known.names]
-            made.append(arrow_schema({"fields": own}))
+            history = self._history(base)
+            made.append(with_first_names(arrow_schema({"fields": own}), [*history, wanted]))
             properties = self._jvm.java.util.HashMap()
+            if not has_others(history):
+                properties.put(_FILE_NAMES, _FIRST)
             properties.put(_COLUMNS, encoded(known))
             if wanted["fields"] == newest["fields"]:
                 if table.properties().get(_COLUMNS) == encoded(known):
@@ -730,12 +744,12 @@ class IcebergFormat:
         table = self._tables.at(path, snapshot)
         self._tables.check(path, table, snapshot)
         metadata = table.operations().current()
-        parser = self._iceberg.SchemaParser
         return SnapshotRecord(
             str(metadata.uuid()),
             self._schema_json(metadata, snapshot),
-            [json.loads(parser.toJson(each)) for each in metadata.schemas()],
+            self._history(metadata),
             place(str(table.snapshot(snapshot).manifestListLocation())),
+            has_first_names=metadata.properties().get(_FILE_NAMES) == _FIRST,
         )
 
     @of_table

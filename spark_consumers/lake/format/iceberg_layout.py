@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from spark_consumers.lake.format.iceberg_schema import FIELD_ID, arrow_schema
+from spark_consumers.lake.format.file_names import FIELD_ID
+from spark_consumers.lake.format.iceberg_schema import arrow_schema
 from spark_consumers.lake.layout.arrangement import NO_PARTITION, parsed, partition_text
 from spark_consumers.lake.layout.evolution import Changes, Layouts
 

@@ -9,10 +9,8 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from spark_consumers.lake.format import initial_default
+from spark_consumers.lake.format.file_names import FIELD_ID
 from spark_consumers.lake.format.table_format import ROW_ID
-
-#: The Parquet metadata key by which Iceberg finds a column.
-FIELD_ID = "PARQUET:field_id"
 
 _SIMPLE = [
     (pa.types.is_boolean, "boolean"),

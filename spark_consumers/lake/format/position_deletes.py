@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.data_files import Stage, read_data, write_table
-from spark_consumers.lake.format.iceberg_schema import FIELD_ID
+from spark_consumers.lake.format.file_names import FIELD_ID
 from spark_consumers.lake.format.puffin import read_vector
 from spark_consumers.lake.format.table_format import Vector
 from spark_consumers.lake.store.place import Place, place

@@ -129,12 +129,16 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """What a snapshot is made of: the table's UUID, the snapshot's schema and all of the table's, in Iceberg's JSON, and its manifest list."""
+    """What a snapshot is made of: the table's UUID, the snapshot's schema and all of the table's, in Iceberg's JSON, and its manifest list.
+
+    `has_first_names`: columns are known to have their first names in all data files (`file_names`).
+    """
 
     uuid: str
     schema: Mapping[str, Any]
     schemas: Sequence[Mapping[str, Any]]
     manifest_list: Place
+    has_first_names: bool
 
 
 class TableFormat(Protocol):
