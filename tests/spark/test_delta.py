@@ -11,6 +11,7 @@ from spark_consumers.lake import reader
 from spark_consumers.lake.delta_log import delta_tables
 from spark_consumers.lake.delta_log.delta_tables import DeltaTables
 from spark_consumers.lake.delta_log.log import DeltaLog
+from spark_consumers.lake.delta_log.record import read_record
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
@@ -97,6 +98,13 @@ def assert_found_by_names(pipeline, name):
         by_id = {number: there.get(number) for number in names}
         by_name = {n: name if name in there.values() else None for n, name in names.items()}
         assert by_id == by_name, path
+
+
+def logs_behind(pipeline):
+    """What status and doctor are told of logs that are behind."""
+    record = read_record(open_chain(pipeline.lake).store)
+    assert record is not None
+    return record.behind
 
 
 def resynced(pipeline, name):
@@ -296,6 +304,24 @@ def test_28_no_other_program_writes_to_a_delta_table(spark, tmp_path, database):
         # Delta's INSERT writes its rows before it is refused; nothing names that file.
         assert before <= set(folder.rglob("*"))
         assert spark.sql(f"SELECT count(*) FROM {table}").collect()[0][0] == 3
+        # A log that cannot be written is told, until it can; epochs go on.
+        log = log_of(pipeline, "t").folder
+        shown, aside = pipeline.head().epoch, log.rename(log.with_name("aside"))
+        log.touch()
+        database.execute("INSERT INTO t VALUES (5, 'e')")
+        pipeline.flush()
+        told = logs_behind(pipeline)[f"{STREAM}.public.t"]
+        assert (told.shown, told.newest) == (shown, pipeline.head().epoch)
+        assert str(log) in told.reason
+        log.unlink()
+        aside.rename(log)
+
+        def is_told_no_more():
+            pipeline.house.run_once(force=True)
+            return not logs_behind(pipeline)
+
+        wait_for(is_told_no_more, 30, "the log to be written")
+        assert_same(pipeline, pipeline.head().epoch, "t")
 
 
 def refused(spark, statement):
@@ -344,6 +370,9 @@ def test_14_27_28_feeds_views_and_kept_rows_are_delta_tables_a_default_is_refuse
         assert pipeline.head().tables[f"{STREAM}.public.t"].path == path, "nothing is copied"
         with pytest.raises(NotSupportedError, match="its column 'given' has a default"):
             by_delta(pipeline)["t"]
+        ((name, told),) = logs_behind(pipeline).items()
+        assert (name, told.shown, told.newest) == (f"{STREAM}.public.t", before.epoch, after.epoch)
+        assert told.reason.startswith("its column 'given' has a default")
         # Its feed has no default, the other tables go on, and so does the epoch before.
         assert_same(pipeline, before.epoch, "t")
         shown = by_delta(pipeline)
@@ -351,6 +380,7 @@ def test_14_27_28_feeds_views_and_kept_rows_are_delta_tables_a_default_is_refuse
             assert has_same_rows(after[name].toArrow(), shown[name].toArrow()), name
         resynced(pipeline, "t")
         assert_same(pipeline, pipeline.head().epoch, "t")
+        assert not logs_behind(pipeline)
         # What is refused is one snapshot, and not those that were published behind it meanwhile.
         with monkeypatch.context() as patch:
             patch.setattr(DeltaTables, "show", lambda _: None)

@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Show processes, streams, slots and the newest epoch. Exit code 19: something has a problem."""
-    from walsender_bridge.observability import equality_view, level_view
+    from walsender_bridge.observability import delta_view, equality_view, level_view
     from walsender_bridge.observability.observation import Observer
 
     with Observer(load_config(config)) as observer:
@@ -67,6 +67,9 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
             compared = lake.pop("equality")
             if compared is not None:
                 lake["equality"] = equality_view.line(compared)
+            delta = lake.pop("delta")
+            if delta is not None:
+                lake["delta"] = delta_view.line(delta)
             leveled = lake.pop("leveled")
             if leveled is not None:
                 lake["leveled"] = level_view.line(leveled)
@@ -114,6 +117,7 @@ def summary(seen: "Observation") -> dict[str, Any]:
     """An observation as plain values."""
     from walsender_bridge.cli import safekeeper
     from walsender_bridge.observability import (
+        delta_view,
         equality_view,
         level_view,
         maintenance_view,
@@ -172,6 +176,7 @@ def summary(seen: "Observation") -> dict[str, Any]:
             "maintenance": maintenance_view.summary(seen.maintenance),
             "equality": equality_view.summary(seen.equality),
             "leveled": level_view.summary(seen.leveled),
+            "delta": delta_view.summary(seen.delta),
         },
     }
 

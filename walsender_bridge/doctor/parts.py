@@ -18,6 +18,7 @@ from walsender_bridge.errors import (
     TusklineError,
 )
 from walsender_bridge.observability import (
+    delta_view,
     equality_view,
     lake_status,
     maintenance_view,
@@ -206,6 +207,7 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
     errors = (_of_another_log(settings.lake, log_id), problem)
     yield from _of_maintenance(settings.lake)
     yield from _of_equality(settings.lake)
+    yield from _of_delta(settings.lake)
     reported: set[str] = set()
     for error in errors:
         if error is not None and error.what not in reported:
@@ -243,6 +245,22 @@ def _of_equality(lake: "LakeSection") -> Iterator[Finding]:
                 what,
                 Severity.WARNING,
                 repair=equality_view.REPAIR,
+            )
+
+
+def _of_delta(lake: "LakeSection") -> Iterator[Finding]:
+    """The tables whose Delta logs are behind."""
+    from spark_consumers.lake.delta_log.record import read_record
+
+    with suppress(TusklineError, OSError):
+        what = delta_view.trouble(read_record(lake_chain(lake).store)) if lake.delta else ""
+        if what:
+            yield Finding(
+                "Delta logs of the lake",
+                lake.uri,
+                what,
+                Severity.WARNING,
+                repair=delta_view.REPAIR,
             )
 
 

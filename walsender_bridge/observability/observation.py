@@ -22,6 +22,7 @@ from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 from walsender_bridge.observability import (
     bridge_view,
     certificate_view,
+    delta_view,
     equality_view,
     etcd_view,
     former_sources,
@@ -53,6 +54,7 @@ from walsender_bridge.runtime.supervisor import GOOD_LIFE, ChildState, read_stat
 
 if TYPE_CHECKING:
     from spark_consumers.lake.comparison.leveled import Leveled
+    from spark_consumers.lake.delta_log.record import DeltaRecord
     from spark_consumers.lake.equality.record import EqualityRecord
     from spark_consumers.lake.maintenance.state import Summary
     from spark_consumers.lake.status import CopyStatus, EpochStatus
@@ -221,6 +223,8 @@ class Observation:
     equality: "EqualityRecord | None" = None
     #: What came of the tables that were to be brought level, by name.
     leveled: "Mapping[str, Leveled]" = field(default_factory=dict)
+    #: What the Delta logs show; None if the lake has none.
+    delta: "DeltaRecord | None" = None
 
     @property
     def notes(self) -> list[str]:
@@ -235,6 +239,8 @@ class Observation:
         found += self.leases
         if what := equality_view.trouble(self.equality):
             found.append(f"{what}; {equality_view.REPAIR}")
+        if what := delta_view.trouble(self.delta):
+            found.append(f"{what}; {delta_view.REPAIR}")
         return found + self._etcd(fatal=False) + self._certificate(over=False)
 
     def _etcd(self, *, fatal: bool) -> list[str]:
@@ -357,9 +363,11 @@ class Observer(Closing):
         writing: EpochStatus | None = None
         maintenance, equality = None, None
         leveled: Mapping[str, Leveled] = {}
+        delta: DeltaRecord | None = None
         if settings.lake is not None and "lake" in settings.parts:
             from spark_consumers.lake import folder
             from spark_consumers.lake.comparison.leveled import read_leveled
+            from spark_consumers.lake.delta_log.record import read_record as read_delta
             from spark_consumers.lake.equality.record import read_record
             from spark_consumers.lake.status import copying_now, moved, read_status, writing_now
 
@@ -370,6 +378,7 @@ class Observer(Closing):
                 maintenance = maintenance_view.observe(chain)
                 equality = read_record(chain)
                 leveled = read_leveled(chain)
+                delta = read_delta(chain.store) if settings.lake.delta else None
                 if manifest is not None:
                     now, shown = time.time(), read_status(chain)
                     copying = copying_now(manifest, shown, now)
@@ -406,6 +415,7 @@ class Observer(Closing):
             maintenance=maintenance,
             equality=equality,
             leveled=leveled,
+            delta=delta,
         )
 
     def _sources(self, running: Mapping[str, Process]) -> list[SourceView]:

@@ -18,6 +18,7 @@ from spark_consumers.lake.delta_log.actions import (
 )
 from spark_consumers.lake.delta_log.inline_vectors import descriptor
 from spark_consumers.lake.delta_log.log import REFUSAL, DeltaLog, cleaning, refusal_record
+from spark_consumers.lake.delta_log.record import Behind, DeltaRecord, write_record
 from spark_consumers.lake.delta_log.schema import delta_schema, refusal
 from spark_consumers.lake.delta_log.snapshot import wanted_files
 from spark_consumers.lake.format.position_deletes import read_removed
@@ -49,47 +50,70 @@ class DeltaTables:
         self._format = tables
         #: By the table's path: what its log does not show yet, as far as is known; the oldest first.
         self._pending: dict[str, list[Shown]] = {}
-        #: By the table's path: its snapshot in the newest link, and its name.
-        self._newest: dict[str, tuple[int, str]] = {}
+        #: By the table's path: its snapshot in the newest link, its name, and the epoch that made it, or that was the oldest one then.
+        self._newest: dict[str, tuple[int, str, int]] = {}
         self._states: dict[str, LogState] = {}
         #: By the table's path: what the commits of its log show, by their versions.
         self._shown: dict[str, dict[int, Shown]] = {}
         #: By the table's path: why it has no Delta log.
         self.refused: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
+        #: By the table's path: the epoch that its log shows, and why the last attempt to write it failed.
+        self._at: dict[str, int] = {}
+        self._failed: dict[str, str] = {}
+        self._recorded: DeltaRecord | None = None
         for manifest in chain.links():
             self.remember(manifest)
 
     def remember(self, manifest: Manifest) -> None:
         """This link was published: its tables' logs are to show it."""
         for name, table in manifest.readable.items():
-            if self._newest.get(table.path, (None, ""))[0] != table.snapshot_id:
+            known = self._newest.get(table.path)
+            is_new = known is None or known[0] != table.snapshot_id
+            if is_new:
                 shown = Shown(manifest.link, manifest.epoch, table.snapshot_id, manifest.term)
                 self._pending.setdefault(table.path, []).append(shown)
-            self._newest[table.path] = table.snapshot_id, name
+            epoch = manifest.epoch if known is None or is_new else known[2]
+            self._newest[table.path] = table.snapshot_id, name, epoch
         gone = self._newest.keys() - {table.path for table in manifest.readable.values()}
         for path in gone:
-            for known in (self._newest, self._pending, self._states, self._shown, self.refused):
-                known.pop(path, None)
+            for kept in (
+                *(self._newest, self._pending, self._states, self._shown, self.refused),
+                *(self._at, self._failed),
+            ):
+                kept.pop(path, None)
 
     def show(self) -> None:
-        """Write what the logs do not show yet."""
+        """Write what the logs do not show yet, and record which of them are behind, if these are others."""
         now = time.monotonic()
         due = [path for path in self._pending if self._retry_at.get(path, now) <= now]
         if due:
             each(((path, self._pending[path]) for path in due), self._show_table)
+        record = self._record()
+        if record != self._recorded and write_record(self._store, record):
+            self._recorded = record
+
+    def _record(self) -> DeltaRecord:
+        behind = {
+            name: Behind(self._at.get(path), epoch, reason)
+            for path, (_, name, epoch) in self._newest.items()
+            if (reason := self.refused.get(path) or self._failed.get(path))
+        }
+        return DeltaRecord(len(self._newest), behind)
 
     def _show_table(self, path: str, pending: list[Shown]) -> None:
         name = self._newest[path][1]
         try:
             self._write_all(path, pending)
         except Exception as error:
+            self._failed[path] = str(error)[:500]
             log.warning("Delta log of table is out of date", table=name, error=str(error)[:500])
             self._states.pop(path, None)
             self._retry_at[path] = time.monotonic() + _AFTER_FAILURE
         else:
             del self._pending[path]
             self._retry_at.pop(path, None)
+            self._failed.pop(path, None)
 
     def _write_all(self, path: str, pending: list[Shown]) -> None:
         delta = DeltaLog(self._root / path)
@@ -109,6 +133,8 @@ class DeltaTables:
             if not is_behind(state, pending[0]):
                 del pending[0]
         self._states[path] = state
+        if state.version >= 0:
+            self._at[path] = state.shown.epoch
         while len(self._states) > _STATES:
             self._states.pop(next(iter(self._states)), None)
 
