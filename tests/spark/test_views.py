@@ -10,7 +10,13 @@ import pytest
 from pyspark.errors import PySparkException
 
 from spark_consumers import Source, read
-from spark_consumers.lake.epoch import table_changes, view_attempts, view_sink, view_writer
+from spark_consumers.lake.epoch import (
+    epoch_changes,
+    table_changes,
+    view_attempts,
+    view_sink,
+    view_writer,
+)
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.verify import verify
@@ -294,10 +300,10 @@ def test_27_a_query_that_fails_makes_its_view_stale_and_holds_nothing(pipeline, 
 def test_an_epoch_reads_of_a_table_only_what_has_changed_for_its_views(
     spark, tmp_path, database, monkeypatch
 ):
-    """The rows that are read of the tables are those that were changed, whatever the tables' sizes."""
+    """The rows that are read of the tables are those that were changed, whatever the tables' sizes, and once for all views."""
     database.execute(
-        "CREATE TABLE facts (id int PRIMARY KEY, g int, n int)",
-        "INSERT INTO facts SELECT g, g % 50, g FROM generate_series(1, 200000) g",
+        "CREATE TABLE facts (id int PRIMARY KEY, g int, note text, n int)",
+        "INSERT INTO facts SELECT g, g % 50, 'note', g FROM generate_series(1, 200000) g",
     )
     views = (
         ViewDefinition("views.flat", "SELECT id, n + 1 AS more FROM facts WHERE g = 7"),
@@ -305,18 +311,24 @@ def test_an_epoch_reads_of_a_table_only_what_has_changed_for_its_views(
             "views.sums", "SELECT g, count(*) AS rows, sum(n) AS n FROM facts GROUP BY g"
         ),
     )
-    read_rows, computed = [], []
+    read_rows, computed, plans = [], [], []
     files, compute = table_changes.changes_tasks, view_writer.ViewWriter._compute
+    write = view_writer.sink
 
-    def reading(folder, changed, *rest):
-        read_rows.append(sum(file.rows for file in changed))
-        return files(folder, changed, *rest)
+    def reading(folder, changed, schema, sign):
+        read_rows.append((sum(file.rows for file in changed), schema.names))
+        return files(folder, changed, schema, sign)
+
+    def writing(frame, *rest):
+        plans.append(frame._jdf.queryExecution().executedPlan().toString())
+        return write(frame, *rest)
 
     def computing(self, work, *rest):
         computed.append(work.definition.name)
         return compute(self, work, *rest)
 
-    monkeypatch.setattr(view_writer, "changes_tasks", reading)
+    monkeypatch.setattr(epoch_changes, "changes_tasks", reading)
+    monkeypatch.setattr(view_writer, "sink", writing)
     monkeypatch.setattr(view_writer.ViewWriter, "_compute", computing)
     with Pipeline(spark, tmp_path, database, ("public.facts",)) as pipeline:
         with_views(pipeline, *views)
@@ -327,7 +339,13 @@ def test_an_epoch_reads_of_a_table_only_what_has_changed_for_its_views(
             database.execute(change)
             assert_views(database, pipeline.flush(), views)
         assert computed == []
-        assert read_rows[-4:] == [20, 20, 1, 1]
+        assert read_rows[-2:] == [(20, ["id", "g", "n"]), (1, ["id", "g", "n"])]
+        # Each of the two views, at both epochs, has them from the cache.
+        assert all("InMemoryTableScan" in plan for plan in plans[-4:])
+        assert not spark.sparkContext._jsc.sc().getPersistentRDDs().size()
+        assert not [
+            view for view in spark.catalog.listTables() if view.name.startswith("tuskline_")
+        ]
 
 
 BANK = (

@@ -8,7 +8,7 @@ fenced and cleaned up as any other; only the link shows it.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -21,6 +21,7 @@ from spark_consumers.lake.epoch.stage import Staged, joined
 from spark_consumers.lake.epoch.table_changes import ChangedFile, count
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.epoch.view_attempts import ViewAttempts, ViewTimeoutError
+from spark_consumers.lake.epoch.view_queries import ViewQueries
 from spark_consumers.lake.epoch.view_sink import (
     TOO_MANY,
     StageChanges,
@@ -99,6 +100,7 @@ class _Work:
     head: Manifest
     tables: Tables
     changes: EpochChanges
+    queries: ViewQueries
     version: int
     stage: Stage
     scratch: str
@@ -158,12 +160,14 @@ class ViewWriter:
         changes = EpochChanges(
             self._spark, self._format, self._chain.root, head.tables, tables, usable
         )
+        queries = ViewQueries(self._spark)
         try:
             for definition, translation in zip(self._definitions, made, strict=True):
-                work = _Work(definition, head, tables, changes, version, stage, scratch)
+                work = _Work(definition, head, tables, changes, queries, version, stage, scratch)
                 self._staged_view(work, translation, found)
         finally:
             changes.close()
+            queries.close()
         return found
 
     def _staged_view(
@@ -262,7 +266,7 @@ class ViewWriter:
             table = self._created(work.definition.name, view, made)
         log.info("view is computed", view=work.definition.name, why=action.why)
         target = self._target(work, view, made, table)
-        frame = self._query(made.stored, self._frames(work.tables, made))
+        frame = work.queries.query(made.stored, self._frames(work.tables, made))
         files = self._stored(work, frame, target)
         rows = sum(file.rows for file in files)
         base = table.snapshot_id or None
@@ -327,7 +331,7 @@ class ViewWriter:
         assert made.incremental is not None
         table, form = view.table, made.incremental
         terms = [
-            self._query(form.term(number), self._frames_of_term(work, made, number))
+            work.queries.query(form.term(number), self._frames_of_term(work, made, number))
             for number, name in enumerate(made.tables)
             if changes.get(name)
         ]
@@ -374,26 +378,24 @@ class ViewWriter:
     ) -> DataFrame:
         """The rows of the view's table that are removed and added, with their signs."""
         cached.append(union.cache())
-        groups = self._query(form.changed_groups, {"u": union}).cache()
+        groups = work.queries.query(form.changed_groups, {"u": union}).cache()
         cached.append(groups)
         frames = {"d": _sent(groups), "v": self._read(table)}
-        removed = self._query(form.removed, frames)
+        removed = work.queries.query(form.removed, frames)
         again: DataFrame | None = None
         if form.unknown:
-            unknown = self._query(form.unknown, frames).cache()
+            unknown = work.queries.query(form.unknown, frames).cache()
             cached.append(unknown)
             again = unknown if unknown.head(1) else None
         if again is None:
-            return removed.unionAll(self._query(form.added(but=False), frames))
+            return removed.unionAll(work.queries.query(form.added(but=False), frames))
         frames["r"] = _sent(again)
-        computed = self._query(form.again, {**self._frames(work.tables, made), "r": frames["r"]})
-        return removed.unionAll(self._query(form.added(but=True), frames)).unionAll(computed)
+        computed = work.queries.query(
+            form.again, {**self._frames(work.tables, made), "r": frames["r"]}
+        )
+        return removed.unionAll(work.queries.query(form.added(but=True), frames)).unionAll(computed)
 
     # -- frames -----------------------------------------------------------------------------------------
-
-    def _query(self, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
-        used: dict[str, Any] = {n: frame for n, frame in frames.items() if f"{{{n}}}" in text}
-        return self._spark.sql(text, **used)
 
     def _frames(self, tables: Tables, made: Translation) -> dict[str, DataFrame]:
         return {f"t{number}": self._read(tables[name]) for number, name in enumerate(made.tables)}

@@ -1,0 +1,41 @@
+"""Statements over DataFrames, for the views of an epoch."""
+
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class ViewQueries:
+    """Runs statements over DataFrames, which have temporary views of their own until `close`.
+
+    `spark.sql(text, name=frame)` would drop them at once, and whoever drops a temporary view has the rows of its DataFrame
+    removed from the cache.
+    """
+
+    def __init__(self, spark: "SparkSession") -> None:
+        self._spark = spark
+        self._names: dict[int, str] = {}
+        #: Kept, so that no other one gets its identity.
+        self._frames: list[DataFrame] = []
+
+    def query(self, text: str, frames: Mapping[str, "DataFrame"]) -> "DataFrame":
+        """The statement with these frames in the places `{name}`."""
+        used = {name: frame for name, frame in frames.items() if f"{{{name}}}" in text}
+        return self._spark.sql(text.format(**{n: self._name(frame) for n, frame in used.items()}))
+
+    def _name(self, frame: "DataFrame") -> str:
+        if id(frame) not in self._names:
+            self._frames.append(frame)
+            name = self._names[id(frame)] = f"tuskline_{uuid.uuid4().hex}"
+            frame.createOrReplaceTempView(name)
+        return self._names[id(frame)]
+
+    def close(self) -> None:
+        """Drop the temporary views."""
+        for name in self._names.values():
+            self._spark.catalog.dropTempView(name)
+        self._names.clear()
+        self._frames.clear()
