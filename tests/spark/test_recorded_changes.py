@@ -13,7 +13,6 @@ from psycopg import sql
 from spark_consumers import read
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from spark_consumers.lake.manifest.chain import open_chain
-from spark_consumers.lake.manifest.table_version import LEFT
 from spark_consumers.lake.writer import requests
 from tests.cluster.test_types import SETUP, TEXTUAL, TYPED
 from tests.support.capture_stack import PUBLICATION, STREAM
@@ -585,27 +584,6 @@ class RandomChanges:
         self.columns[table].append(new)
         self.causes.add((table, "volatile"))
         return f"ALTER TABLE {table} ADD {new} float8 DEFAULT random()"
-
-
-def test_14_tables_that_swap_their_names_and_a_renamed_schema_are_copied(recorded, database):
-    before = paths(recorded)
-    database.execute(
-        "BEGIN; ALTER TABLE docs RENAME TO x; ALTER TABLE bag RENAME TO docs; INSERT INTO docs (a) VALUES (77);"
-        " ALTER TABLE x RENAME TO bag; UPDATE bag SET title = 'moved' WHERE id = 1; COMMIT",
-    )
-    swapped = recorded.flush()
-    assert_equal(database.dsn, swapped)
-    assert swapped["bag"].columns == ["id", "title", "body", "n", "f"]
-    assert {n for n, path in paths(recorded).items() if path != before[n]} == {DOCS, BAG}
-    database.execute("ALTER SCHEMA public RENAME TO shop", "UPDATE shop.bag SET n = 5 WHERE id = 2")
-
-    def shown():
-        return [name for name in recorded.flush().tables if name.startswith(f"{STREAM}.shop.")]
-
-    wait_for(lambda: len(shown()) == 3, 60, "copies")
-    renamed = recorded.flush()
-    assert_equal(database.dsn, renamed, only=shown())
-    assert recorded.head().tables[BAG].state == LEFT
 
 
 def test_14_a_live_read_leaves_the_table_out_until_the_epoch_that_has_the_change(

@@ -26,7 +26,7 @@ from spark_consumers.lake.epoch.complete import run_complete, run_index
 from spark_consumers.lake.epoch.draft import Draft
 from spark_consumers.lake.epoch.feed_rows import FeedTarget
 from spark_consumers.lake.epoch.feed_writer import FeedWriter
-from spark_consumers.lake.epoch.log_view import aliases, edges, next_epoch
+from spark_consumers.lake.epoch.log_view import LogNames, edges, names_in_log, next_epoch
 from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
 from spark_consumers.lake.epoch.plan import COMPOSED_RANGES, EpochPlan, Pace, tasks
 from spark_consumers.lake.epoch.progress import EpochProgress
@@ -130,6 +130,14 @@ class ShapeChangedError(Exception):
         self.mismatches = mismatches
         self.records = records
         self.tables = tables
+
+    def under(self, names: Mapping[str, str]) -> "ShapeChangedError":
+        """The same of tables that have other names."""
+        return ShapeChangedError(
+            [replace(one, table=names.get(one.table, one.table)) for one in self.mismatches],
+            {names.get(name, name): found for name, found in self.records.items()},
+            {names.get(name, name): table for name, table in self.tables.items()},
+        )
 
 
 class EpochWriter:
@@ -299,10 +307,10 @@ class EpochWriter:
     ) -> dict[str, PackedTable]:
         """The tables that follow, packed for the executors. Those that are as at the last epoch still are."""
         following = [(n, t) for n, t in plan.tables.items() if t.state == LIVE]
-        known = aliases(status, following)
+        known = names_in_log(status, plan.tables)
 
         def facts(name: str, table: TableVersion) -> tuple[object, ...]:
-            known_by = known.get(name, ())
+            known_by = known.get(name, LogNames())
             return table, evolutions.get(table.path), known_by, self.is_maintained, feeds.get(name)
 
         def pack(name: str, table: TableVersion) -> PackedTable:
@@ -310,7 +318,8 @@ class EpochWriter:
             target = replace(
                 self._target(name, table),
                 layouts=first_layout(table) if evolution is None else evolution.layouts,
-                aliases=known.get(name, ()),
+                aliases=known.get(name, LogNames()).aliases,
+                others=known.get(name, LogNames()).others,
                 feed=feeds.get(name),
             )
             return PackedTable.of(target, (_runs(table), self._small_files(target)))

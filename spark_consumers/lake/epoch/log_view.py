@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from spark_consumers.decode.entries import last_begun
 from spark_consumers.decode.frames import Transaction
@@ -195,21 +196,35 @@ def _inside(reader: StreamReader, first: int, end: int) -> Iterator[Edge]:
         yield Edge(offset, begun)
 
 
-def aliases(
-    status: LogStatus, tables: Iterable[tuple[str, TableVersion]]
-) -> Mapping[str, tuple[str, ...]]:
-    """For tables by name: other names under which the log has the same table, because it was renamed."""
+class LogNames(NamedTuple):
+    """What the log has of a table's names, because tables were renamed.
+
+    `aliases`: other names under which it has the table; `others`: the OIDs of other tables of the lake under the table's name.
+    """
+
+    aliases: tuple[str, ...] = ()
+    others: frozenset[int] = frozenset()
+
+
+def names_in_log(status: LogStatus, tables: Mapping[str, TableVersion]) -> Mapping[str, LogNames]:
+    """The names of these tables of the lake, all that it has."""
     by_stream: dict[str, list[tuple[str, TableVersion]]] = defaultdict(list)
-    for name, table in tables:
+    for name, table in tables.items():
         by_stream[stream_of(name)].append((name, table))
-    found: dict[str, tuple[str, ...]] = {}
+    found: dict[str, LogNames] = {}
     for stream in by_stream.keys() & set(status.streams):
         with StreamReader.of(status.streams[stream]) as reader:
             names = _names_by_oid(reader.relations())
+        oids: dict[str, set[int]] = defaultdict(set)
+        for _, table in by_stream[stream]:
+            for relation in names.get(table.relation_id, ()):
+                oids[relation].add(table.relation_id)
         for name, table in by_stream[stream]:
             own = name.partition(".")[2]
             known = names.get(table.relation_id, ())
-            found[name] = tuple(other for other in known if other != own)
+            others = oids.get(own, set()) - {table.relation_id}
+            aliases = tuple(other for other in known if other != own)
+            found[name] = LogNames(aliases, frozenset(others))
     return found
 
 

@@ -346,7 +346,9 @@ def caught(target: Target, faults: dict[str, TableFault]) -> Iterator[None]:
 def _take(task: RangeTask, target: Target, batch: ChangeBatch, read: RangeFolds) -> None:
     """Add the batch to what is pending of its table, or to its mismatches if it does not fit."""
     pending, mismatches = read.tables, read.mismatches
-    if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
+    oid, named = batch.relation.oid, batch.relation.full_name
+    if oid != target.relation_id and (named != target.relation or oid in target.others):
+        # The table is known by its OID, whatever its name was: another one had this name before, or has it by now.
         return
     if target.feed is not None and target.name not in read.feed_faults:
         with caught(target, read.feed_faults):
@@ -356,9 +358,7 @@ def _take(task: RangeTask, target: Target, batch: ChangeBatch, read: RangeFolds)
         return
     for layout, part in by_layout(new, target.layouts):
         why = reason
-        if batch.relation.full_name != target.relation:
-            why = f"the table was renamed to {batch.relation.full_name}"
-        elif why is None:
+        if why is None:
             why = mismatch(part, target.columns, layout, target.key, target.relation_id)
         if why is None and target.name not in mismatches:
             table = pending.setdefault(target.name, PendingTable(target))

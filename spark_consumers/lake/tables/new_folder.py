@@ -11,5 +11,10 @@ def new_folder(stream: str, schema: str, table: str, term: int) -> str:
 
     Names that are no plain folder names are written with `%`.
     """
+    return folder_of(link_of(stream, schema, table), term, uuid.uuid4().hex[:12])
+
+
+def link_of(stream: str, schema: str, table: str) -> str:
+    """What the folder of a table is called below the lake, but for what no other copy has; a link of this name leads to it."""
     parts = [quote(part, safe=" $~").replace(".", "%2E") for part in (schema, table)]
-    return folder_of(f"tables/{stream}/{parts[0]}/{parts[1]}", term, uuid.uuid4().hex[:12])
+    return f"tables/{stream}/{parts[0]}/{parts[1]}"
