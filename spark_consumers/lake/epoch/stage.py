@@ -52,6 +52,7 @@ from spark_consumers.lake.tables.schema_match import (
 from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.postgres.protocol.lsn import Lsn
+from walsender_bridge.postgres.protocol.pgoutput import Relation
 from walsender_bridge.runtime import fail_point
 
 #: Bytes of a column that a task composes: what Arrow's arrays of texts can hold.
@@ -284,7 +285,7 @@ def read_range(task: RangeTask, tables: TaskTables) -> RangeFolds:
     """Read the changes of these tables. Raises the log's errors."""
     read = RangeFolds()
 
-    def failed(relation: str, error: Exception) -> None:
+    def failed(relation: Relation, error: Exception) -> None:
         found = [fault_of(target.name, error) for target in tables.of(relation)]
         read.faults.update({fault.table: fault for fault in found if fault is not None})
         if None in found:
@@ -314,7 +315,7 @@ def read_range(task: RangeTask, tables: TaskTables) -> RangeFolds:
             if batch.relation.full_name == DDL_TABLE:
                 read.recorded += _recorded(batch, tables)
                 continue
-            for target in tables.of(batch.relation.full_name):
+            for target in tables.of(batch.relation):
                 if target.name not in read.faults:
                     with caught(target, read.faults):
                         _take(task, target, batch, read)
@@ -346,10 +347,6 @@ def caught(target: Target, faults: dict[str, TableFault]) -> Iterator[None]:
 def _take(task: RangeTask, target: Target, batch: ChangeBatch, read: RangeFolds) -> None:
     """Add the batch to what is pending of its table, or to its mismatches if it does not fit."""
     pending, mismatches = read.tables, read.mismatches
-    oid, named = batch.relation.oid, batch.relation.full_name
-    if oid != target.relation_id and (named != target.relation or oid in target.others):
-        # The table is known by its OID, whatever its name was: another one had this name before, or has it by now.
-        return
     if target.feed is not None and target.name not in read.feed_faults:
         with caught(target, read.feed_faults):
             _feed(task, target, target.feed, batch, read)
