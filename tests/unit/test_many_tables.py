@@ -22,6 +22,7 @@ from spark_consumers.lake.tables import noticed
 from spark_consumers.lake.tables.shape import Publication, Shape
 from spark_consumers.lake.writer.retention import _MOST, _OTHERS, Retention
 from walsender_bridge.errors import CorruptError, TrimmedError
+from walsender_bridge.postgres.protocol.pgoutput import Relation
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
 TABLES, CHANGED = 1000, 20

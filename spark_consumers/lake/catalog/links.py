@@ -14,10 +14,10 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from spark_consumers.lake.manifest.takeover import name_of
 from spark_consumers.lake.store.place import ObjectPlace, Place
-from spark_consumers.lake.tables.new_folder import link_of
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 
 #: Below it: streams, schemas, tables.
@@ -45,6 +45,12 @@ def _entries(root: Path) -> list["os.DirEntry[str]"]:
                 found += list(entries)
         folders = [entry.path for entry in found if entry.is_dir()] if depth < _DEPTH - 1 else []
     return found
+
+
+def link_of(stream: str, schema: str, table: str) -> str:
+    """The link of a table, below the lake: what its folders are called, but for what no other copy has."""
+    parts = [quote(part, safe=" $~").replace(".", "%2E") for part in (schema, table)]
+    return f"tables/{stream}/{parts[0]}/{parts[1]}"
 
 
 def links(tables: Mapping[str, str]) -> dict[str, str]:
