@@ -151,7 +151,7 @@ def decode_entries(
     columns: Container[str] | None = None,
     as_text: bool = False,
     keep_unrepresentable: Container[str] = (),
-    failed: Callable[[str, Exception], None] | None = None,
+    failed: Callable[[Relation, Exception], None] | None = None,
     begun: Transaction | None = None,
     masking: Callable[[Relation], Masking | str] | None = None,
     target_bytes: int = TARGET_BYTES,
@@ -159,7 +159,7 @@ def decode_entries(
     """Decode a run of entries that starts at a commit boundary, or inside a transaction.
 
     `begun`: the last transaction that began before the run (`last_begun`), if the run starts inside a commit; it may have ended
-    before the run, too. `schemas` gives a schema record for its hash. `relations` (names `schema.table`) leaves others out,
+    before the run, too. `schemas` gives a schema record for its hash. `relations` (names `schema.table`, or OIDs as text) leaves others out,
     and then entries may be missing that hold none of them; `columns` leaves out columns (of every
     relation). `as_text` gives every column as PostgreSQL's own text. `keep_unrepresentable`: relations whose
     unrepresentable values become NULL, with their text in `ChangeBatch.unrepresentable`, instead of an error. `failed` is
@@ -252,7 +252,7 @@ class _Decoder:
         columns: Container[str] | None,
         as_text: bool,
         keep_unrepresentable: Container[str],
-        failed: Callable[[str, Exception], None] | None,
+        failed: Callable[[Relation, Exception], None] | None,
         masking: Callable[[Relation], Masking | str] | None,
     ) -> None:
         self._schemas = schemas
@@ -262,7 +262,7 @@ class _Decoder:
         self._keep_unrepresentable = keep_unrepresentable
         self._failed = failed
         self._masking = masking
-        self._failing: set[str] = set()
+        self._failing: set[int] = set()
         self._known: dict[bytes, _Schema] = {}
 
     def can_skip(self, header: EntryHeader) -> bool:
@@ -271,7 +271,8 @@ class _Decoder:
         if wanted is None or (header.max_xid and not header.ends_transaction):
             return False
         return not any(
-            self._schema(r.schema_hash, r.relation_id).relation.full_name in wanted
+            str(r.relation_id) in wanted
+            or self._schema(r.schema_hash, r.relation_id).relation.full_name in wanted
             for r in header.relations
         )
 
@@ -282,8 +283,10 @@ class _Decoder:
             for first, last, digest in _runs(oid, entry, run):
                 schema = self._schema(digest, oid)
                 name = schema.relation.full_name
-                if name in self._failing or not (
-                    self._relations is None or name in self._relations
+                if oid in self._failing or not (
+                    self._relations is None
+                    or name in self._relations
+                    or str(oid) in self._relations
                 ):
                     continue
                 try:
@@ -291,8 +294,8 @@ class _Decoder:
                 except Exception as error:
                     if self._failed is None:
                         raise
-                    self._failed(name, error)
-                    self._failing.add(name)
+                    self._failed(schema.relation, error)
+                    self._failing.add(oid)
                     continue
                 batch.partitions = [
                     (p.entry.offset, row.number, row.relation_id)
@@ -424,7 +427,9 @@ class _Decoder:
         if schema.unmaskable:
             return [pa.nulls(len(batch), kind.arrow) for kind in schema.kinds]
         arrays: list[pa.Array] = []
-        keep = schema.relation.full_name in self._keep_unrepresentable
+        relation = schema.relation
+        kept_of = self._keep_unrepresentable
+        keep = relation.full_name in kept_of or str(relation.oid) in kept_of
         for i, column, kind in zip(
             schema.chosen, schema.relation.columns, schema.kinds, strict=True
         ):

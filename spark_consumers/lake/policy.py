@@ -34,18 +34,19 @@ CHUNK_BYTES: Final = 4 << 30
 VECTORS, POSITION_DELETES, COPY_ON_WRITE = "vectors", "position-deletes", "copy-on-write"
 
 
-def _choice(deletes: Mapping[str, str], name: str) -> str:
+def deletes_of(deletes: Mapping[str, str], name: str) -> str:
+    """How the rows of this table (`stream.schema.table`) are removed."""
     return deletes.get(name, deletes.get("default", VECTORS))
 
 
 def copies_on_write(deletes: Mapping[str, str], name: str) -> bool:
     """Whether no data file of this table (`stream.schema.table`) is to have removed rows."""
-    return _choice(deletes, name) == COPY_ON_WRITE
+    return deletes_of(deletes, name) == COPY_ON_WRITE
 
 
 def deletes_by_position(deletes: Mapping[str, str], name: str) -> bool:
     """Whether the removed rows of this table (`stream.schema.table`) are to be in files of positions."""
-    return _choice(deletes, name) == POSITION_DELETES
+    return deletes_of(deletes, name) == POSITION_DELETES
 
 
 def without_vectors(deletes: Mapping[str, str], where: str) -> dict[str, str]:

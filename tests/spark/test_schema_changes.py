@@ -6,7 +6,6 @@ from pyspark.errors import AnalysisException
 from spark_consumers import read
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from spark_consumers.lake.manifest.chain import open_chain
-from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.waiting import wait_for
@@ -114,34 +113,6 @@ def test_14_any_other_change_copies_that_table_alone(pipeline, database, changes
     links = [m for m in open_chain(pipeline.lake).links() if DOCS in m.tables]
     assert {m.epoch - m.tables[DOCS].as_of for m in links if m.tables[DOCS].state == "held"} == {0}
     assert_no_orphans(pipeline.spark, pipeline.lake)
-
-
-def test_14_a_renamed_table_leaves_under_its_old_name_and_comes_under_the_new(
-    pipeline, database, monkeypatch
-):
-    before = pipeline.flush()
-    database.execute(
-        "ALTER TABLE docs RENAME TO papers", "UPDATE papers SET title = 'renamed' WHERE id = 1"
-    )
-    pipeline.flush()
-    pipeline.wait_for_tables("papers")
-    after = pipeline.flush()
-    assert after.manifest.tables[DOCS].state == "left"
-    assert after.manifest.tables[DOCS].as_of == before.epoch
-    assert {row.title for row in after["papers"].collect()} >= {"renamed"}
-    assert sorted(row.id for row in after["docs"].collect()) == list(range(1, 10))
-    # What is obsolete goes when it is asked for: at once from the next epoch, its files with the last one that has it.
-    folder = pipeline.lake / after.manifest.tables[DOCS].path
-    requests.ask(open_chain(pipeline.lake), "drop", [DOCS])
-    dropped = pipeline.flush()
-    assert DOCS not in dropped.manifest.tables
-    assert read(pipeline.spark, pipeline.lake, epoch=before.epoch)["docs"].count() == 9
-    assert folder.is_dir()
-    # Readers hold their epochs for an hour.
-    monkeypatch.setattr("spark_consumers.lake.writer.retention.Readers.held_from", lambda _: None)
-    pipeline.house._writer.kept.expire(pipeline.head(), 0.0)
-    assert not folder.exists()
-    assert_equal(database.dsn, pipeline.flush())
 
 
 def test_by_policy_the_others_go_on_while_a_changed_table_is_copied(

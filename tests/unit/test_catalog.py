@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
+from urllib.parse import unquote
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
@@ -22,6 +23,7 @@ from spark_consumers.lake.manifest.takeover import name_of
 from spark_consumers.lake.verify import verify
 from spark_consumers.lake.writer.lake_site import LakeSite
 from walsender_bridge.errors import CorruptError
+from walsender_bridge.postgres.protocol.relation_name import relation_name
 from walsender_bridge.runtime import fail_point
 
 ORDERS, ITEMS = Name("shop.public", "orders"), Name("shop.public", "items")
@@ -77,7 +79,9 @@ def test_what_differs_is_changed_and_nothing_else(there, wanted, expected) -> No
 def test_the_link_of_a_folder_has_the_table_s_name(path: str, name: str) -> None:
     assert name_of(path) == name
     expected = {} if name == path else {name: path.rpartition("/")[2]}
-    assert table_links.links([path]) == expected
+    stream, schema, table = name.split("/")[1:]
+    own = relation_name(unquote(schema), unquote(table))
+    assert table_links.links({f"{stream}.{own}": path}) == expected
 
 
 class Lake:

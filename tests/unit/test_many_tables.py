@@ -22,6 +22,7 @@ from spark_consumers.lake.tables import noticed
 from spark_consumers.lake.tables.shape import Publication, Shape
 from spark_consumers.lake.writer.retention import _MOST, _OTHERS, Retention
 from walsender_bridge.errors import CorruptError, TrimmedError
+from walsender_bridge.postgres.protocol.pgoutput import Relation
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
 TABLES, CHANGED = 1000, 20
@@ -341,7 +342,6 @@ def test_a_task_opens_the_tables_that_it_has_changes_of(monkeypatch: pytest.Monk
             Target(
                 *(f"shop.public.t{n}", f"public.t{n}", f"/lake/t{n}/data/", schema, schema),
                 *(("id",), 0, n),
-                aliases=(f"public.old{n}",),
                 quarantines=n == 3,
             ),
             (runs, 8),
@@ -350,9 +350,12 @@ def test_a_task_opens_the_tables_that_it_has_changes_of(monkeypatch: pytest.Monk
     ]
     tables = TaskTables(packed, "a-stage")
     assert len(tables.relations) == 2 * TABLES
-    assert tables.keeping_unrepresentable() == {"public.t3", "public.old3"}
-    (target,) = tables.of("public.old7")
+    assert tables.keeping_unrepresentable() == {"3"}
+    # Whatever its name was, and whose its name is.
+    (target,) = tables.of(Relation(7, "public", "t8", "d", ()))
     assert (target.name, target.prefix) == ("shop.public.t7", "/lake/t7/data/a-stage")
+    (other,) = tables.of(Relation(TABLES, "public", "t7", "d", ()))
+    assert other == target
     assert tables.index("shop.public.t7") == (runs, 8)
     assert opened == ["shop.public.t7"]
 

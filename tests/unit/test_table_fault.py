@@ -170,7 +170,10 @@ def test_decoding_goes_on_without_a_relation_that_fails() -> None:
     entries = log((BILLS, ("1", "infinity")), (ORDERS, ("1", "2024-01-01")))
     failed: list[str] = []
     batches = decode_entries(
-        entries.entries, entries.schemas, failed=lambda name, _: failed.append(name), target_bytes=1
+        entries.entries,
+        entries.schemas,
+        failed=lambda relation, _: failed.append(relation.full_name),
+        target_bytes=1,
     )
     assert [batch.relation.full_name for batch in batches] == ["public.orders"]
     assert failed == ["public.bills"]

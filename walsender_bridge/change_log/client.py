@@ -290,7 +290,7 @@ class ReplicaClient(_Client):
     ) -> Iterator[LogEntry]:
         """The committed entries [from, to), in order. Raises `TrimmedError` below the low watermark.
 
-        With `relations` ("schema.table") the log server omits entries that contain none of them, unless
+        With `relations` ("schema.table", or an OID as text) the log server omits entries that contain none of them, unless
         a transaction begins in the entry and does not end there; offsets then have gaps. The offsets and versions are
         checked here, the entries' bytes by the decoder (`check`, `verify`). Raises `CorruptError`.
         """

@@ -5,15 +5,20 @@ folder, as Spark's catalog does, finds the newest copy by the link. A link is re
 of the lake's folder (`manifest.home`), and it is replaced by a rename, so the name is always there.
 
 In a table's name, `%` is written `%25`; so no name is that of another table's folder.
+
+A table that was renamed in place keeps its folder. The link then leads to a folder of another name, maybe in another schema, and is
+written `../public/orders%t3-9f0c2a7b11de`, by which it is recognized as ours.
 """
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from spark_consumers.lake.manifest.takeover import name_of
 from spark_consumers.lake.store.place import ObjectPlace, Place
+from walsender_bridge.postgres.protocol.relation_name import split_relation
 
 #: Below it: streams, schemas, tables.
 _TABLES, _DEPTH = "tables", 3
@@ -42,25 +47,43 @@ def _entries(root: Path) -> list["os.DirEntry[str]"]:
     return found
 
 
-def links(paths: Iterable[str]) -> dict[str, str]:
-    """For tables in these folders (below the lake) the links and the folder that each names.
+def link_of(stream: str, schema: str, table: str) -> str:
+    """The link of a table, below the lake: what its folders are called, but for what no other copy has."""
+    parts = [quote(part, safe=" $~").replace(".", "%2E") for part in (schema, table)]
+    return f"tables/{stream}/{parts[0]}/{parts[1]}"
+
+
+def links(tables: Mapping[str, str]) -> dict[str, str]:
+    """For tables (`stream.schema.table`) in these folders (below the lake) the links, and what each leads to.
 
     A folder of an early version has the table's name itself.
     """
-    return {name_of(path): path.rpartition("/")[2] for path in paths if name_of(path) != path}
+    found = {}
+    for name, path in tables.items():
+        if name_of(path) == path:
+            continue
+        stream, _, relation = name.partition(".")
+        link = link_of(stream, *split_relation(relation))
+        _, _, schema, folder = path.split("/")
+        found[link] = folder if name_of(path) == link else f"../{schema}/{folder}"
+    return found
 
 
 def is_ours(name: str, target: str) -> bool:
     """Whether a driver created a link of this name to this target."""
-    return "/" not in target and name_of(target) == name != target
+    above, _, folder = target.rpartition("/")
+    if above:
+        is_beside = above.startswith("../") and above.count("/") == 1
+        return is_beside and name_of(folder) != folder
+    return name_of(target) == name != target
 
 
-def follow(root: Path, paths: Iterable[str]) -> list[str]:
-    """Make the links those of tables in these folders; the names that something else has, which stays.
+def follow(root: Path, tables: Mapping[str, str]) -> list[str]:
+    """Make the links those of these tables, by their folders; the names that something else has, which stays.
 
     Raises `OSError` (read-only, disk full). The caller ensures that no other driver writes them.
     """
-    wanted = links(paths)
+    wanted = links(tables)
     there = dict(_found(root))
     for name in there.keys() - wanted.keys():
         (root / name).unlink(missing_ok=True)
@@ -72,6 +95,7 @@ def follow(root: Path, paths: Iterable[str]) -> list[str]:
         draft = root / "_tuskline" / "link.draft"
         draft.unlink(missing_ok=True)
         draft.symlink_to(target)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         draft.rename(root / name)
     return taken
 

@@ -160,7 +160,8 @@ class TableNames:
             yield
 
     def _follow_links(self, head: Manifest) -> None:
-        taken = set(table_links.follow(self._root, [t.path for t in head.readable.values()]))
+        folders = {name: table.path for name, table in head.readable.items()}
+        taken = set(table_links.follow(self._root, folders))
         for name in sorted(taken - self._taken):
             log.warning("no link for a table: its name is taken", path=name)
         self._taken = taken

@@ -26,7 +26,7 @@ from spark_consumers.lake.epoch.complete import run_complete, run_index
 from spark_consumers.lake.epoch.draft import Draft
 from spark_consumers.lake.epoch.feed_rows import FeedTarget
 from spark_consumers.lake.epoch.feed_writer import FeedWriter
-from spark_consumers.lake.epoch.log_view import aliases, edges, next_epoch
+from spark_consumers.lake.epoch.log_view import edges, next_epoch
 from spark_consumers.lake.epoch.packed import PackedTable, TaskTables
 from spark_consumers.lake.epoch.plan import COMPOSED_RANGES, EpochPlan, Pace, tasks
 from spark_consumers.lake.epoch.progress import EpochProgress
@@ -131,6 +131,14 @@ class ShapeChangedError(Exception):
         self.records = records
         self.tables = tables
 
+    def under(self, names: Mapping[str, str]) -> "ShapeChangedError":
+        """The same of tables that have other names."""
+        return ShapeChangedError(
+            [replace(one, table=names.get(one.table, one.table)) for one in self.mismatches],
+            {names.get(name, name): found for name, found in self.records.items()},
+            {names.get(name, name): table for name, table in self.tables.items()},
+        )
+
 
 class EpochWriter:
     """Writes epochs into one lake, for the term that began with link `head`.
@@ -227,7 +235,7 @@ class EpochWriter:
                 if table.state == LIVE and feed_of(self._rules, name)
             }
             feeds = self._feeds.plan(head, plan, followed, evolutions, columns)
-            packed = self._pack(plan, evolutions, status, feeds)
+            packed = self._pack(plan, evolutions, feeds)
             targets = TaskTables(list(packed.values()), str(stage))
             work = self._range_tasks(plan, packed, status, late, stage)
             if len(work) > COMPOSED_RANGES:
@@ -294,23 +302,19 @@ class EpochWriter:
         self,
         plan: EpochPlan,
         evolutions: Mapping[str, Evolution],
-        status: LogStatus,
         feeds: Mapping[str, FeedTarget],
     ) -> dict[str, PackedTable]:
         """The tables that follow, packed for the executors. Those that are as at the last epoch still are."""
         following = [(n, t) for n, t in plan.tables.items() if t.state == LIVE]
-        known = aliases(status, following)
 
         def facts(name: str, table: TableVersion) -> tuple[object, ...]:
-            known_by = known.get(name, ())
-            return table, evolutions.get(table.path), known_by, self.is_maintained, feeds.get(name)
+            return table, evolutions.get(table.path), self.is_maintained, feeds.get(name)
 
         def pack(name: str, table: TableVersion) -> PackedTable:
             evolution = evolutions.get(table.path)
             target = replace(
                 self._target(name, table),
                 layouts=first_layout(table) if evolution is None else evolution.layouts,
-                aliases=known.get(name, ()),
                 feed=feeds.get(name),
             )
             return PackedTable.of(target, (_runs(table), self._small_files(target)))

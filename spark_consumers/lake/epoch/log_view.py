@@ -1,10 +1,9 @@
-"""What an epoch needs to know of the log before it is planned: commits, and names that a table had."""
+"""What an epoch needs to know of the log before it is planned: its commits."""
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from spark_consumers.decode.entries import last_begun
 from spark_consumers.decode.frames import Transaction
@@ -20,10 +19,9 @@ from spark_consumers.lake.epoch.plan import (
     thinned,
 )
 from spark_consumers.lake.epoch.rolled_back import mark_of, mark_of_copy, why_apart
-from spark_consumers.lake.manifest.chain import Manifest, TableVersion
+from spark_consumers.lake.manifest.chain import Manifest
 from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.sources.history import around, differs
-from spark_consumers.sources.tables import relation_of
 from walsender_bridge.change_log.client import CutPoint, LogStatus, StreamCut
 from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.postgres.protocol.lsn import Lsn
@@ -193,36 +191,3 @@ def _inside(reader: StreamReader, first: int, end: int) -> Iterator[Edge]:
         if offset >= end:
             return
         yield Edge(offset, begun)
-
-
-def aliases(
-    status: LogStatus, tables: Iterable[tuple[str, TableVersion]]
-) -> Mapping[str, tuple[str, ...]]:
-    """For tables by name: other names under which the log has the same table, because it was renamed."""
-    by_stream: dict[str, list[tuple[str, TableVersion]]] = defaultdict(list)
-    for name, table in tables:
-        by_stream[stream_of(name)].append((name, table))
-    found: dict[str, tuple[str, ...]] = {}
-    for stream in by_stream.keys() & set(status.streams):
-        with StreamReader.of(status.streams[stream]) as reader:
-            names = _names_by_oid(reader.relations())
-        for name, table in by_stream[stream]:
-            own = name.partition(".")[2]
-            known = names.get(table.relation_id, ())
-            found[name] = tuple(other for other in known if other != own)
-    return found
-
-
-def _names_by_oid(records: Iterable[bytes]) -> Mapping[int, Sequence[str]]:
-    names: dict[int, list[str]] = defaultdict(list)
-    for record in records:
-        oid, name = _named(bytes(record))
-        names[oid].append(name)
-    return names
-
-
-@lru_cache(maxsize=100_000)
-def _named(record: bytes) -> tuple[int, str]:
-    """OID and name in a schema record: the log has them all, and an epoch few new ones."""
-    relation = relation_of(record)
-    return relation.oid, relation.full_name

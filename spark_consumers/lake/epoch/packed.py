@@ -20,13 +20,13 @@ Index = tuple[tuple[Run, ...] | None, int]
 
 @dataclass(frozen=True)
 class PackedTable:
-    """One table. `relations`: the names under which the log has its changes; `oid`: its OID there. `content`: its target and index, pickled.
+    """One table. `relation`: its name at the source; `oid`: its OID, by which the log has its changes. `content`: its target and index, pickled.
 
     The target's `prefix` lacks the stage of the epoch, which the task has.
     """
 
     name: str
-    relations: tuple[str, ...]
+    relation: str
     oid: int
     quarantines: bool
     content: bytes
@@ -36,7 +36,7 @@ class PackedTable:
         """The table of this target, whose prefix lacks the stage, with this index."""
         return cls(
             target.name,
-            (target.relation, *target.aliases),
+            target.relation,
             target.relation_id,
             target.quarantines,
             pickle.dumps((target, index), pickle.HIGHEST_PROTOCOL),
@@ -56,32 +56,38 @@ class TaskTables:
         self._stage = stage
         self._packed = {table.name: table for table in packed}
         self._names: dict[str, list[str]] = defaultdict(list)
+        self._oids: dict[int, list[str]] = defaultdict(list)
         for table in packed:
-            for relation in table.relations:
-                self._names[relation].append(table.name)
+            self._names[table.relation].append(table.name)
+            self._oids[table.oid].append(table.name)
         self._open: dict[str, tuple[Target, Index]] = {}
 
     @property
     def relations(self) -> Collection[str]:
-        """The names of these tables in the log."""
-        return self._names.keys()
+        """What the log has of these tables, by name or OID: changes under the name of one may show that it is another table by now."""
+        return {*self._names, *map(str, self._oids)}
 
     def keeping_unrepresentable(self) -> set[str]:
-        """Those of the names of which unrepresentable values are kept, to be quarantined."""
-        quarantining = [table for table in self._packed.values() if table.quarantines]
-        return {relation for table in quarantining for relation in table.relations}
+        """The OIDs, as text, of the tables of which unrepresentable values are kept, to be quarantined."""
+        return {str(table.oid) for table in self._packed.values() if table.quarantines}
 
-    def of(self, relation: str) -> list[Target]:
-        """The tables that the log has changes of under this name."""
-        return [self[name] for name in self._names.get(relation, ())]
+    def of(self, relation: Relation) -> list[Target]:
+        """The tables that changes of this relation concern.
+
+        A relation whose OID is a table's is that table, whatever its name was. Another one may have come in the place of the table that
+        had its name.
+        """
+        return self.of_oid(relation.oid) or [
+            self[name] for name in self._names.get(relation.full_name, ())
+        ]
 
     def of_oid(self, oid: int) -> list[Target]:
         """The tables with this OID."""
-        return [self[name] for name, table in self._packed.items() if table.oid == oid]
+        return [self[name] for name in self._oids.get(oid, ())]
 
     def masking(self, relation: Relation) -> Masking | str:
         """How this relation of the log is masked, or why its values must not be decoded."""
-        targets = self.of(relation.full_name)
+        targets = self.of(relation)
         own = next((target for target in targets if target.relation_id == relation.oid), None)
         if own is not None:
             return own.masking

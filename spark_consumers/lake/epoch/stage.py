@@ -52,6 +52,7 @@ from spark_consumers.lake.tables.schema_match import (
 from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.postgres.protocol.lsn import Lsn
+from walsender_bridge.postgres.protocol.pgoutput import Relation
 from walsender_bridge.runtime import fail_point
 
 #: Bytes of a column that a task composes: what Arrow's arrays of texts can hold.
@@ -284,7 +285,7 @@ def read_range(task: RangeTask, tables: TaskTables) -> RangeFolds:
     """Read the changes of these tables. Raises the log's errors."""
     read = RangeFolds()
 
-    def failed(relation: str, error: Exception) -> None:
+    def failed(relation: Relation, error: Exception) -> None:
         found = [fault_of(target.name, error) for target in tables.of(relation)]
         read.faults.update({fault.table: fault for fault in found if fault is not None})
         if None in found:
@@ -314,7 +315,7 @@ def read_range(task: RangeTask, tables: TaskTables) -> RangeFolds:
             if batch.relation.full_name == DDL_TABLE:
                 read.recorded += _recorded(batch, tables)
                 continue
-            for target in tables.of(batch.relation.full_name):
+            for target in tables.of(batch.relation):
                 if target.name not in read.faults:
                     with caught(target, read.faults):
                         _take(task, target, batch, read)
@@ -346,8 +347,6 @@ def caught(target: Target, faults: dict[str, TableFault]) -> Iterator[None]:
 def _take(task: RangeTask, target: Target, batch: ChangeBatch, read: RangeFolds) -> None:
     """Add the batch to what is pending of its table, or to its mismatches if it does not fit."""
     pending, mismatches = read.tables, read.mismatches
-    if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
-        return
     if target.feed is not None and target.name not in read.feed_faults:
         with caught(target, read.feed_faults):
             _feed(task, target, target.feed, batch, read)
@@ -356,9 +355,7 @@ def _take(task: RangeTask, target: Target, batch: ChangeBatch, read: RangeFolds)
         return
     for layout, part in by_layout(new, target.layouts):
         why = reason
-        if batch.relation.full_name != target.relation:
-            why = f"the table was renamed to {batch.relation.full_name}"
-        elif why is None:
+        if why is None:
             why = mismatch(part, target.columns, layout, target.key, target.relation_id)
         if why is None and target.name not in mismatches:
             table = pending.setdefault(target.name, PendingTable(target))

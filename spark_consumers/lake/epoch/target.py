@@ -29,8 +29,8 @@ class Target:
     `name` is `stream.schema.table`, `relation` its last two parts, `prefix` the path that its data files
     begin with. `columns` are PostgreSQL's columns as Arrow types, `file_schema` those of the data files
     (and `ROW_ID`, in a table without a key that an earlier version copied). Changes of transactions whose commit record starts below
-    `start_lsn` are left out. `relation_id` is the OID of the table that was copied; `aliases` are other names
-    that the log has for it. `quarantines`: unrepresentable rows are quarantined, beside those of `quarantine_files`,
+    `start_lsn` are left out. `relation_id` is the OID of the table that was copied, by which
+    the log has its changes, whatever its name was. `quarantines`: unrepresentable rows are quarantined, beside those of `quarantine_files`,
     which are converted again if `retry_quarantined`. `layouts`: the columns of its changes, from which offset on; those
     that come at the end of `columns` only later are NULL before. `partitions`: the known ones, by OID, and before which
     commit LSN they must not have had changes. `copy_on_write`: data files with removed rows are written again,
@@ -50,7 +50,6 @@ class Target:
     relation_id: int
     layouts: tuple[Layout, ...] = ()
     partitions: Mapping[int, int] = field(default_factory=dict)
-    aliases: tuple[str, ...] = ()
     quarantines: bool = False
     quarantine_files: tuple[str, ...] = ()
     retry_quarantined: bool = False

@@ -338,10 +338,13 @@ def remove_orphans(
 ) -> None:
     """Remove data files of rounds that were not published, as a writer of this term.
 
-    `links`: for some links the tables that they name.
+    `links`: for some links the tables that they name. A table is known by its folder: its name may have been another one's then.
     """
+    by_path = {
+        link: {table.path: table.stage for table in there.values()} for link, there in links.items()
+    }
     for name, table in tables.items():
-        stages = {link: there[name].stage if name in there else "" for link, there in links.items()}
+        stages = {link: there.get(table.path, "") for link, there in by_path.items()}
         for file in list(orphans(lake / table.path, stages, term)):
             log.info("orphan removed", file=file.name, table=name)
             checksums.remove(file)

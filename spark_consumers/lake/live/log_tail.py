@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from spark_consumers.decode.masking import opened
 from spark_consumers.decode.types import arrow_schema, spark_schema
-from spark_consumers.lake.epoch.log_view import aliases, all_commits, apart, edges
+from spark_consumers.lake.epoch.log_view import all_commits, apart, edges
 from spark_consumers.lake.epoch.packed import PackedTable
 from spark_consumers.lake.epoch.plan import EpochPlan, choose, tasks
 from spark_consumers.lake.epoch.stage import RangeTask
@@ -183,7 +183,7 @@ def open_tail(
             # What the lease keeps is what the log has now.
             status = _checked(head, client.status(), log)
             plan = _plan(head, status)
-            targets = _targets(root, plan, status, mask_key)
+            targets = _targets(root, plan, mask_key)
             packed = {name: PackedTable.of(target, ((), 0)) for name, target in targets.items()}
             addresses = {stream: cut.addresses for stream, cut in status.streams.items()}
             folder = None if reader is None else reader_files.new_folder(root, reader)
@@ -275,23 +275,19 @@ def _followed(head: Manifest, table: TableVersion) -> TableVersion:
     return table
 
 
-def _targets(root: Place, plan: EpochPlan, status: LogStatus, key: bytes) -> dict[str, Target]:
+def _targets(root: Place, plan: EpochPlan, key: bytes) -> dict[str, Target]:
     """The tables that follow, as the executors need them. `key`: of masked columns."""
     following = [(name, table) for name, table in plan.tables.items() if table.state == LIVE]
-    known = aliases(status, following)
-    return {name: _target(root, name, t, known.get(name, ()), key) for name, t in following}
+    return {name: _target(root, name, t, key) for name, t in following}
 
 
-def _target(
-    root: Place, name: str, table: TableVersion, names: tuple[str, ...], key: bytes
-) -> Target:
+def _target(root: Place, name: str, table: TableVersion, key: bytes) -> Target:
     columns = arrow_schema(columns_of(table))
     path = str(root / table.path)
     return replace(
         Target.of(name, table, f"{path}/data/", columns, columns),
         layouts=first_layout(table),
         partitions=noticed.partitions(table),
-        aliases=names,
         # Of a table without any, the configuration alone says what becomes of the first one.
         quarantines=bool(table.quarantine_files),
         quarantine_files=tuple(f"{path}/{file}" for file in table.quarantine_files),

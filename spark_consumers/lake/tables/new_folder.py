@@ -1,8 +1,8 @@
 """The folder of a new Iceberg table of the lake."""
 
 import uuid
-from urllib.parse import quote
 
+from spark_consumers.lake.catalog.links import link_of
 from spark_consumers.lake.manifest.takeover import folder_of
 
 
@@ -11,5 +11,4 @@ def new_folder(stream: str, schema: str, table: str, term: int) -> str:
 
     Names that are no plain folder names are written with `%`.
     """
-    parts = [quote(part, safe=" $~").replace(".", "%2E") for part in (schema, table)]
-    return folder_of(f"tables/{stream}/{parts[0]}/{parts[1]}", term, uuid.uuid4().hex[:12])
+    return folder_of(link_of(stream, schema, table), term, uuid.uuid4().hex[:12])

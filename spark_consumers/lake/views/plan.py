@@ -78,7 +78,8 @@ def decide(
             return Stale(table.reason)
         return Compute("it was stale")
     if moved or view.paths != tuple(after[name].path for name in made.tables):
-        return Compute(f"{', '.join(sorted(set(moved)))} was copied again")
+        names = ", ".join(sorted(set(moved) or {*made.tables}))
+        return Compute(f"{names} was copied again or renamed")
     if not changed:
         return Keep()
     return Apply(changed) if made.incremental is not None else Compute(made.why)

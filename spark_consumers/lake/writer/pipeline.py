@@ -28,6 +28,7 @@ from spark_consumers.lake.copy.running import Copies
 from spark_consumers.lake.delta_log.delta_tables import DeltaTables
 from spark_consumers.lake.epoch import log_view, rolled_back
 from spark_consumers.lake.epoch.epoch_writer import EpochWriter, ShapeChangedError
+from spark_consumers.lake.epoch.quarantine import quarantines
 from spark_consumers.lake.epoch.view_attempts import ViewAttempts
 from spark_consumers.lake.format.data_files import remove_attempt, remove_orphans
 from spark_consumers.lake.format.iceberg import IcebergFormat
@@ -40,6 +41,7 @@ from spark_consumers.lake.policy import (
     CHUNK_BYTES,
     WAIT_FOR_COPY,
     Policy,
+    deletes_of,
     to_copy_on_write,
     without_vectors,
 )
@@ -50,6 +52,7 @@ from spark_consumers.lake.tables import feeds, states
 from spark_consumers.lake.tables.fault import TableFaultsError, reason_of
 from spark_consumers.lake.tables.publication_poller import PublicationPoller
 from spark_consumers.lake.tables.removed import departed
+from spark_consumers.lake.tables.renamed import Naming
 from spark_consumers.lake.tables.sources import Source, mark
 from spark_consumers.lake.views.damaged import without_damaged
 from spark_consumers.lake.views.definition import ViewDefinition
@@ -77,7 +80,13 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
-from walsender_bridge.postgres.table_layout import LayoutRule, RowRules, feed_of, rules_of
+from walsender_bridge.postgres.table_layout import (
+    LayoutRule,
+    RowRules,
+    feed_of,
+    layout_of,
+    rules_of,
+)
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -370,7 +379,9 @@ class Lakehouse:
 
     def _write(self, writer: _Writer, status: LogStatus, *, everything: bool) -> Manifest | None:
         """Write the next epoch; None if a table turned out not to follow, which is then in the chain."""
-        head, tables = writer.head, writer.tables
+        tables = writer.tables
+        head = tables.named(writer.head)
+        former = {now: name for name, now in tables.moves.items()}
         again = [
             t for t in head.written if t.path in writer.damaged and t.state in {LIVE, RESUMING}
         ]
@@ -382,15 +393,17 @@ class Lakehouse:
         writer.damaged -= set(found)
         try:
             writer.epochs.is_maintained = writer.compactions.is_maintained()
-            manifest = self._try_to_write(writer, status, everything=everything)
+            manifest = self._try_to_write(writer, head, status, everything=everything)
         except ShapeChangedError as changed:
-            self._publish(writer, tables.reshape(head, changed))
+            # Names move with an epoch alone.
+            self._publish(writer, tables.reshape(writer.head, changed.under(former)))
             return None
         except TableFaultsError as failed:
             found = failed.by_path()
             # One that was being resumed has its lease, from where it had stopped.
             live = {n for n, table in head.tables.items() if table.state == LIVE}
-            tables.keep_log(live & failed.names, head.epoch, self._log.client)
+            names = {former.get(name, name) for name in live & failed.names}
+            tables.keep_log(names, head.epoch, self._log.client)
             if not self._give_up(writer, found):
                 raise next(iter(found.values())) from None
             return None
@@ -402,7 +415,9 @@ class Lakehouse:
         tables.written(head, manifest)
         return manifest
 
-    def _try_to_write(self, writer: _Writer, status: LogStatus, *, everything: bool) -> Manifest:
+    def _try_to_write(
+        self, writer: _Writer, head: Manifest, status: LogStatus, *, everything: bool
+    ) -> Manifest:
         known = writer.tables.evolutions, writer.tables.polled
 
         def show() -> None:
@@ -410,7 +425,7 @@ class Lakehouse:
 
         try:
             with repeated(show, max(_SHOWN, self._chain.store.pause)):
-                return writer.epochs.write(writer.head, status, *known, everything=everything)
+                return writer.epochs.write(head, status, *known, everything=everything)
         except Exception:
             writer.has_failed = True
             raise
@@ -625,6 +640,8 @@ class Lakehouse:
             self._progress,
             pins=pins,
             rules=self._rules_of,
+            # In a catalog of others a table is found by the name that its folder had.
+            naming=Naming(self._settings_of, self._feed_of) if self._whole is None else None,
         )
         delta = DeltaTables(self._chain, self._format) if self._delta else None
         kept = Retention.begin(
@@ -638,6 +655,19 @@ class Lakehouse:
         """What the lake is to have of the rows of a table, as its version has it."""
         rules = rules_of(self._layouts, name)
         return rules._replace(masks=recorded(rules.masks, self._mask_key))
+
+    def _settings_of(self, name: str) -> object:
+        """All that the configuration says of a table by its name."""
+        return (
+            self._rules_of(name),
+            layout_of(self._layouts, name),
+            bool(self._feed_of(name)),
+            deletes_of(self._deletes, name),
+            quarantines(self._on_unrepresentable_value, name),
+        )
+
+    def _feed_of(self, name: str) -> str:
+        return feed_of(self._layouts, name)
 
     def _sweep(self, writer: _Writer) -> None:
         """Remove what earlier writers left unfinished. Raises `FencedError` if a later one has come by now."""

@@ -30,6 +30,7 @@ from spark_consumers.lake.tables.publication_poller import PublicationPoller
 from spark_consumers.lake.tables.reconfigured import reconfigured
 from spark_consumers.lake.tables.recorded import TableRecord
 from spark_consumers.lake.tables.removed import without_departed
+from spark_consumers.lake.tables.renamed import Naming, moved, renamed
 from spark_consumers.lake.tables.schema_change import (
     Evolution,
     FullResync,
@@ -88,6 +89,7 @@ class TableWork:
         *,
         pins: pins.Pins,
         rules: Callable[[str], RowRules] = lambda _: RowRules(),
+        naming: Naming | None = None,
     ) -> None:
         self._chain = chain
         self._lake = lake
@@ -102,6 +104,15 @@ class TableWork:
         #: By a table's name, what the lake is to have of its rows; whether the chain has what came of comparing that.
         self._rules = rules
         self._is_compared = False
+        #: What depends on a table's name; None: the catalog finds tables by their first names, so renamed ones are copied.
+        self._naming = naming
+        #: The streams that the lake must not follow now.
+        self._apart: frozenset[str] = frozenset()
+        #: The names that tables have at their sources by now, and which they have in the lake until the next epoch; for which of these an
+        #: epoch was asked for; the names that move with the epoch that is being written.
+        self._former: dict[str, str] = {}
+        self._announced: dict[str, str] = {}
+        self.moves: dict[str, str] = {}
         #: By stream: the tables in its publication, `stream.schema.table`, when it was last seen.
         self._published: dict[str, set[str]] = {}
         #: By stream and name: the OID of each of these tables.
@@ -150,10 +161,14 @@ class TableWork:
             self._poller.soon()
         now = time.monotonic()
         self._seen_at = {request.id: self._seen_at.get(request.id, now) for request in new}
+        self._apart = frozenset(apart)
         publications = self._poll(head)
         changed = without_departed(self._reconfigured(head), self._sources)
+        moves = self._renamed(changed)
+        self._announce(moves)
+        self._former = {now: name for name, now in moves.items()}
         for stream, names in self._published.items():
-            changed = states.without(changed, names, stream)
+            changed = states.without(changed, self._by_former(names), stream)
         changed = pins.ended(changed, self._clock.now()) if changed.pins else changed
         later: set[str] = set()
         for request in self._ready(new):
@@ -183,6 +198,36 @@ class TableWork:
         for name in others:
             log.warning("masks, mode or row filter of table changed", table=name)
         return head
+
+    def _renamed(self, head: Manifest) -> dict[str, str]:
+        """The tables of the head that have another name at their source by now, and which."""
+        moves: dict[str, str] = {}
+        if self._naming is None:
+            return moves
+        for stream, oids in self._oids.items():
+            if stream in head.streams and stream not in self._apart:
+                moves |= renamed(head, stream, oids, self._naming)
+        return moves
+
+    def _by_former(self, names: Iterable[str]) -> set[str]:
+        """These names of published tables as the lake has them now."""
+        return {self._former.get(name, name) for name in names}
+
+    def named(self, head: Manifest) -> Manifest:
+        """The head for the next epoch, with which names move: each of its tables has the name that it has at its source."""
+        self.moves = self._renamed(head)
+        if self._naming is None or not self.moves:
+            return head
+        for name, now in self.moves.items():
+            log.info("table renamed in place", table=name, to=now)
+        return moved(head, self.moves, self._naming)
+
+    def _announce(self, moves: Mapping[str, str]) -> None:
+        """Let an epoch come that moves these names: there may be nothing else for one."""
+        new = moves.items() - self._announced.items()
+        for stream in {stream_of(name) for name, _ in new}:
+            mark(self._sources[stream])
+        self._announced = dict(moves)
 
     def _without_disclosed(self, head: Manifest) -> Manifest:
         """The head with the reasons why renamed tables are not copied, if their earlier names had masks."""
@@ -239,6 +284,7 @@ class TableWork:
         now = time.monotonic()
         publications = self._poll(head, at_once=True)
         self.polled = {stream for stream, began, _ in publications if began >= now}
+        self._former = {now: name for name, now in self._renamed(head).items()}
         return self._compare(head, publications)
 
     def of_maintainers(self, kind: str) -> list[requests.Request]:
@@ -270,6 +316,9 @@ class TableWork:
 
     def written(self, head: Manifest, after: Manifest) -> None:
         """The epoch `after` this head is published."""
+        arrived = {self.moves[n]: at for n, at in self._arrived_at.items() if n in self.moves}
+        self._arrived_at = {n: at for n, at in self._arrived_at.items() if n not in self.moves}
+        self._arrived_at |= arrived
         self._expected.written(after, self.evolutions)
         self.evolutions.clear()
         for name, table in after.tables.items():
@@ -282,7 +331,8 @@ class TableWork:
         now = time.monotonic()
         self._keep_log_for_copies(head, status, client)
         self._release_copies(head, client)
-        for stream, names in self._published.items():
+        for stream, published in self._published.items():
+            names = self._by_former(published)
             if stream not in head.streams or stream not in status.streams:
                 continue
             refused = disclosed(head, self._oids[stream], self._rules)
@@ -515,8 +565,13 @@ class TableWork:
         for stream, began, publication in publications:
             later = {name for name, at in self._arrived_at.items() if at >= began}
             holds = self._policy.holds(copied_again=True)
+            shapes = {
+                self._former.get(f"{stream}.{relation}", f"{stream}.{relation}"): shape
+                for relation, shape in publication.shapes.items()
+            }
+            own = {name.removeprefix(f"{stream}."): shape for name, shape in shapes.items()}
             head, found = noticed.compare(
-                *(head, stream, publication, later),
+                *(head, stream, replace(publication, shapes=own), later),
                 holds=holds,
                 seen=self._seen_shapes,
                 expected=self._expected,

@@ -559,7 +559,11 @@ class HostedReplica:
             if not header.ends_transaction and header.max_xid:
                 # A transaction begins here and continues: the reader needs its Begin.
                 return True
-            return any(self._name(r.schema_hash) in relations for r in header.relations)
+            # No name is a number: it has a dot.
+            return any(
+                str(r.relation_id) in relations or self._name(r.schema_hash) in relations
+                for r in header.relations
+            )
 
         return wanted
 
