@@ -171,3 +171,28 @@ def test_a_table_with_masked_columns_is_not_compared():
     cuts = [Cut(exported, 0.0, head, lake, {}, {"shop.public.t": "left out"}) for head in heads]
     reasons = [_why_not(cut, "shop.public.t") for cut in cuts]
     assert reasons == [("left out", False), ("some of its columns are masked", True)]
+
+
+def test_a_run_of_some_tables_replaces_their_results_alone():
+    different = TableRecord("different", different_chunks=1)
+    equal = TableRecord("equal")
+    all_of_them = EqualityRecord(
+        1.0,
+        2.0,
+        (),
+        tables={"s.public.a": different, "s.public.b": equal, "s.public.gone": different},
+    )
+    known = ["s.public.a", "s.public.b"]
+    begun = EqualityRecord(3.0, 0.0, ("s.public.b",), tables={"s.public.b": TableRecord()})
+    some = begun.after(all_of_them, known)
+    assert json_model.decode(EqualityRecord, json_model.encode(some)) == some
+    shown = equality_view.summary(some)
+    assert shown is not None
+    assert (shown["tables"], shown["different"]) == (2, ["s.public.a"])
+    assert "s.public.a" in equality_view.trouble(some)
+    # A run that ends early takes no result away, and one that compares replaces it.
+    again = EqualityRecord(4.0, 0.0, ("s.public.a",), tables={"s.public.a": TableRecord()})
+    assert equality_view.different(again.after(some, known)) == ["s.public.a"]
+    other = EqualityRecord(4.0, 5.0, ("s.public.a",), tables={"s.public.a": equal})
+    assert equality_view.different(other.after(some, known)) == []
+    assert begun.after(None, known) == begun

@@ -17,15 +17,16 @@ def summary(seen: "EqualityRecord | None") -> dict[str, Any] | None:
         return None
     from spark_consumers.lake.equality.record import DIFFERENT, EQUAL, NOT_COMPARED
 
-    tables = seen.tables.values()
+    results = seen.results
+    tables = results.values()
     return {
         "began_at": iso_time(seen.began_at),
         "ended_at": iso_time(seen.ended_at) if seen.ended_at else None,
         "sample": seen.sample,
         "tables": len(tables),
-        "equal": seen.count(EQUAL),
+        "equal": sum(table.state == EQUAL for table in tables),
         "different": different(seen),
-        "not_compared": sorted(n for n, t in seen.tables.items() if t.state == NOT_COMPARED),
+        "not_compared": sorted(n for n, t in results.items() if t.state == NOT_COMPARED),
         "rows": sum(table.rows for table in tables),
         "chunks": sum(table.chunks for table in tables),
         "chunks_done": sum(len(table.done) for table in tables),
@@ -37,7 +38,7 @@ def summary(seen: "EqualityRecord | None") -> dict[str, Any] | None:
 
 def different(seen: "EqualityRecord | None") -> list[str]:
     """The tables in which differences were found."""
-    return sorted(n for n, t in seen.tables.items() if t.different_chunks) if seen else []
+    return sorted(n for n, t in seen.results.items() if t.different_chunks) if seen else []
 
 
 def line(record: dict[str, Any]) -> str:

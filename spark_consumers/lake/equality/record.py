@@ -5,7 +5,7 @@ what is found does not depend on how often a run is interrupted.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -74,7 +74,7 @@ class TableRecord:
 class EqualityRecord:
     """A run. Times are in seconds since the Unix epoch; `ended_at` is 0 until all tables are done. `names`: the tables, as they were given.
 
-    `sample`: the part of each table's chunks that is compared, chosen by `seed`.
+    `sample`: the part of each table's chunks that is compared, chosen by `seed`. `earlier`: the tables' results of the runs before.
     """
 
     began_at: float = 0.0
@@ -83,6 +83,7 @@ class EqualityRecord:
     sample: float = 1.0
     seed: int = 0
     tables: Mapping[str, TableRecord] = field(default_factory=dict)
+    earlier: Mapping[str, TableRecord] = field(default_factory=dict)
 
     def with_table(self, name: str, table: TableRecord) -> "EqualityRecord":
         """The record with this table."""
@@ -91,6 +92,19 @@ class EqualityRecord:
     def count(self, state: str) -> int:
         """How many tables are in this state."""
         return sum(table.state == state for table in self.tables.values())
+
+    @property
+    def results(self) -> dict[str, TableRecord]:
+        """The last result of each table, of whichever run. One that this run has begun has its earlier one, until differences are found."""
+        new = {n: t for n, t in self.tables.items() if t.state != PENDING or t.different_chunks}
+        return {**self.tables, **self.earlier, **new}
+
+    def after(self, last: "EqualityRecord | None", known: Collection[str]) -> "EqualityRecord":
+        """This run with the results of the `last` one and those before it. `known`: the lake's tables; a result of another is dropped."""
+        before = last.results if last else {}
+        kept = {n: t for n, t in before.items() if n in known}
+        # One that was begun and never compared has no result.
+        return replace(self, earlier={n: t for n, t in kept.items() if t != TableRecord()})
 
 
 def read_record(chain: "Chain") -> EqualityRecord | None:

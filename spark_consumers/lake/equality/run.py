@@ -31,6 +31,7 @@ from spark_consumers.lake.equality.record import (
     Difference,
     EqualityRecord,
     TableRecord,
+    read_record,
     write_record,
 )
 from spark_consumers.lake.manifest.chain import Chain, Manifest, open_chain
@@ -94,7 +95,8 @@ def begin(
         )
     wanted = names or sorted(n for n in head.tables if stream_of(n) in streams)
     tables = {name: TableRecord() for name in wanted}
-    return EqualityRecord(time.time(), 0.0, tuple(names), sample, seed, tables)
+    record = EqualityRecord(time.time(), 0.0, tuple(names), sample, seed, tables)
+    return record.after(read_record(chain), head.tables)
 
 
 def verify(
