@@ -122,7 +122,7 @@ def test_a_feed_leads_from_each_epoch_to_the_next(fed, database, monkeypatch, ra
     # What an epoch has not written is not swept for remains.
     swept = set()
     monkeypatch.setattr(rounds, "remove_orphans", lambda _, written, *__: swept.update(written))
-    database.execute("UPDATE docs SET n = 7 WHERE id = 102")
+    database.execute("INSERT INTO docs VALUES (1, 'after', 'x', 1, 1)")
     fed.flush()
     assert {name.rpartition(".")[2] for name in swept} == {"docs", "docs_changes"}
 
