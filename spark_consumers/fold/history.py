@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_consumers.fold.kept import Deleted, TimedChanges
 from spark_consumers.fold.keyed import (
     ABSENT,
     PATCH,
@@ -43,7 +44,6 @@ from spark_consumers.fold.keyed import (
     key_codes,
     stacked,
 )
-from spark_consumers.fold.kept import Deleted, TimedChanges
 from spark_consumers.fold.row_codes import Int64s, row_codes, take
 
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = b"IUDT"
@@ -206,7 +206,11 @@ def _versions(parts: Sequence[_Part], key: Sequence[int]) -> Fold:
     until = np.concatenate([next_[begun], closed, np.full(len(removed), -1)])
     chain_existed = np.repeat(existed, np.diff(np.append(np.flatnonzero(is_first), len(ends))))
     was_open = np.concatenate(
-        [chain_existed[begun] & is_last[begun], np.zeros(n_closed, np.bool_), np.ones(len(removed), np.bool_)]
+        [
+            chain_existed[begun] & is_last[begun],
+            np.zeros(n_closed, np.bool_),
+            np.ones(len(removed), np.bool_),
+        ]
     )
 
     everywhere = np.concatenate([code, before])
@@ -292,7 +296,8 @@ def _are_among(first: Fold, then: Fold) -> Bools:
     """Which of `first`'s rows `then` has changed before its first TRUNCATE: what it ends otherwise, it says itself."""
     touched = [column.filter(pa.array(then.existed)) for column in then.keys]
     ours, theirs = row_codes([first.keys, touched])
-    return np.isin(ours, theirs)
+    found: Bools = np.isin(ours, theirs)
+    return found
 
 
 def _without_unseen(first: Fold, then: Fold) -> Fold:

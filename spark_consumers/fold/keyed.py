@@ -291,9 +291,7 @@ class _Held:
     set_by: Int64s | int
 
 
-def _fold_one_by_one(
-    run: Run, rows: Int64s, code: Int64s, before: Int64s, *, keeps: bool
-) -> _Part:
+def _fold_one_by_one(run: Run, rows: Int64s, code: Int64s, before: Int64s, *, keeps: bool) -> _Part:
     """The changes at `rows` in order, key changes among them. `keeps`: see `fold`."""
     width = len(run.columns)
     held: dict[int, _Held] = {}
@@ -454,6 +452,7 @@ def stacked(upper: Fold, lower: Fold) -> Fold:
 
 
 def inconsistent() -> CorruptError:
+    """The error of changes that cannot follow from one another."""
     return CorruptError(
         "changes are inconsistent: an existing row is inserted, or a missing one changed",
         where="change log",

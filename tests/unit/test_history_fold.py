@@ -65,7 +65,10 @@ def applied(lake, result):
     before = {(row[0], row[-1]): row for row in lake}
     assert len(before) == len(lake)
     assert not result.truncated
-    gone = {(k, e) for k, e in zip(result.columns[0].to_pylist(), result.columns[7].to_pylist(), strict=True)}
+    gone = {
+        (k, e)
+        for k, e in zip(result.columns[0].to_pylist(), result.columns[7].to_pylist(), strict=True)
+    }
     assert len(gone) == len(result)
     columns = [
         c.cast(pa.int64()).to_pylist() if i in {4, 6} else c.to_pylist()
@@ -80,7 +83,9 @@ def applied(lake, result):
             del after[key]
             added -= 1
     if result.emptied:
-        rest = [row if row[-1] is not None else (*row[:6], *result.emptied) for row in after.values()]
+        rest = [
+            row if row[-1] is not None else (*row[:6], *result.emptied) for row in after.values()
+        ]
         after = {(row[0], row[-1]): row for row in rest}
     for i, state in enumerate(result.state):
         if state == ABSENT:
@@ -139,11 +144,16 @@ def test_histories_compose_even_within_a_transaction(history, cuts):
 
 
 def test_changes_that_cannot_follow_are_an_error():
-    insert, update = (I, (1, "a", None, None), (), None, None), (U, (1, "b", None, None), (), None, None)
+    insert, update = (
+        (I, (1, "a", None, None), (), None, None),
+        (U, (1, "b", None, None), (), None, None),
+    )
     delete = (D, None, (), (1, None, None, None), "K")
     for events in ([insert, insert], [delete, update], [delete, delete]):
         with pytest.raises(CorruptError, match="inconsistent"):
             fold_history(timed([Batch(events)], [1, 2]), KEY)
-    first, then = (fold_history(timed([Batch([each])], [n]), KEY) for n, each in enumerate((delete, update), 1))
+    first, then = (
+        fold_history(timed([Batch([each])], [n]), KEY) for n, each in enumerate((delete, update), 1)
+    )
     with pytest.raises(CorruptError, match="inconsistent"):
         compose_history(first, then)
