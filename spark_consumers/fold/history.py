@@ -255,7 +255,8 @@ def _versions(parts: Sequence[_Part], key: Sequence[int]) -> Fold:
 def _is_open(fold: Fold) -> Bools:
     """Which of its rows are open versions."""
     is_null: Bools = pc.is_null(fold.columns[-1]).to_numpy(zero_copy_only=False)
-    return is_null & (fold.state != ABSENT)
+    found: Bools = is_null & (fold.state != ABSENT)
+    return found
 
 
 def _emptied(fold: Fold, at: Deleted, spared: Bools | None = None) -> Fold:

@@ -9,7 +9,9 @@ from spark_consumers import read
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from spark_consumers.lake.epoch import plan
 from spark_consumers.lake.equality.record import EQUAL
+from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.views.definition import ViewDefinition
+from spark_consumers.lake.writer import requests
 from tests.spark.test_equality import compared, states
 from tests.spark.test_recorded_changes import install
 from tests.spark.test_soft_delete import _change, _dies
@@ -71,7 +73,7 @@ class Cuts:
         with connect_pinned(self._database.dsn) as connection:
             rows = connection.execute(ROWS.encode()).fetchall()
             query = b"SELECT pg_current_wal_insert_lsn() - '0/0', clock_timestamp()"
-            lsn, time = connection.execute(query).fetchone()
+            ((lsn, time),) = connection.execute(query).fetchall()
         self.saved.append((int(lsn), time, sorted(map(repr, rows))))
 
     def execute(self, *changes):
@@ -191,17 +193,34 @@ def test_28_a_history_is_a_delta_table_and_a_copy_begins_another(spark, tmp_path
         "ALTER TABLE bag REPLICA IDENTITY FULL",
         'CREATE TABLE taken (id int PRIMARY KEY, "_Valid_To" date)',
     )
-    with Pipeline(
-        spark, tmp_path, database, ("public.notes", "public.bag", "public.taken")
-    ) as house:
-        house.house = house.lakehouse(layouts=[rule("public.*")])
-        house.wait_for_tables("notes")
+    published = ("public.notes", "public.bag", "public.taken")
+    with Pipeline(spark, tmp_path, database, published) as pipeline:
+        pipeline.house.close()
+        pipeline.house = pipeline.lakehouse(layouts=[rule("public.*")], delta=True)
+        pipeline.wait_for_tables("notes")
 
         def refused():
-            house.house.run_once(force=True)
-            return len(house.head().not_copied) == 2
+            pipeline.house.run_once(force=True)
+            return len(pipeline.head().not_copied) == 2
 
         wait_for(refused, 60, "refused copies")
-        reasons = house.head().not_copied
+        reasons = pipeline.head().not_copied
         assert "the history cannot be kept: it has no key" in reasons[f"{STREAM}.public.bag"]
         assert "its column '_Valid_To' has a name" in reasons[f"{STREAM}.public.taken"]
+
+        cuts = Cuts(database)
+        cuts.execute(*CHANGES[:4])
+        pipeline.flush()
+        cuts.assert_in(read(spark, pipeline.lake, format="delta", allow_stale=True))
+        path = pipeline.head().tables[NOTES].path
+        requests.ask(open_chain(pipeline.lake), "resync", [NOTES])
+
+        def copied():
+            pipeline.house.run_once(force=True)
+            table = pipeline.head().tables[NOTES]
+            return table.path != path and table.state == "live"
+
+        wait_for(copied, 60, "another copy")
+        cuts = Cuts(database)
+        cuts.execute(*CHANGES[4:7])
+        cuts.assert_in(pipeline.flush())
