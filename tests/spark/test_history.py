@@ -164,10 +164,13 @@ def test_6_a_history_survives_dying_writers_and_added_columns(
     cuts = Cuts(database)
     points = ["staged", "before-manifest", "after-manifest"]
     for number in range(5):
+        if number == 1:
+            # In an epoch of its own: together with a TRUNCATE, which rewrites the table, too, it would be copied.
+            notes.house.run_once()
+            database.execute("ALTER TABLE notes ADD extra int")
+            notes.flush()
         for _ in range(draw.randrange(1, 4)):
             cuts.execute(f"BEGIN; {'; '.join(_change(draw) for _ in range(4))}; COMMIT")
-        if number == 1:
-            database.execute("ALTER TABLE notes ADD extra int")
         if number in {0, 2, 3}:
             _dies(notes, monkeypatch, points.pop())
             notes.house = notes.lakehouse(**options)
