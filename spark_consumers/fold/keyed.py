@@ -112,7 +112,7 @@ class Fold:
 
 
 @dataclass
-class _Run:
+class Run:
     """All changes of a run after its last TRUNCATE, as arrays of equal length."""
 
     ops: Bytes
@@ -136,9 +136,9 @@ def fold(
     (`quarantine`); None: all of them. `keeps`: an update of a key leaves the row with the old one, and any row may have been there
     (`fold.kept`). Raises `CorruptError` for changes that cannot follow from one another.
     """
-    run = _join(changes, key)
-    _check_old_keys(run, key, key_columns or len(key))
-    pool, code, before = _key_codes(run, key)
+    run = joined(changes, key)
+    check_old_keys(run, key, key_columns or len(key))
+    pool, code, before = key_codes(run, key)
     moved = (before >= 0) & (before != code) & (run.ops == _UPDATE)
     involved = np.isin(code, np.concatenate([code[moved], before[moved]]))
     involved |= moved
@@ -167,7 +167,7 @@ def fold(
     return Fold(tuple(key), run.truncated, existed, state.astype(np.uint8), columns, unset, where)
 
 
-def _join(changes: Sequence[FoldableChanges], key: Sequence[int]) -> _Run:
+def joined(changes: Sequence[FoldableChanges], key: Sequence[int]) -> Run:
     """One run of the batches: from after the last TRUNCATE, the key's unchanged (TOAST) values filled in."""
     ops = np.concatenate([c.ops for c in changes])
     columns = [
@@ -205,10 +205,10 @@ def _join(changes: Sequence[FoldableChanges], key: Sequence[int]) -> _Run:
             if fill.any():
                 columns[k] = pc.if_else(pa.array(fill), old[k], columns[k])
                 unchanged[fill, k] = False
-    return _Run(ops, columns, unchanged, old, old_kind, bool(start))
+    return Run(ops, columns, unchanged, old, old_kind, bool(start))
 
 
-def _check_old_keys(run: _Run, key: Sequence[int], count: int) -> None:
+def check_old_keys(run: Run, key: Sequence[int], count: int) -> None:
     """See that old tuples have the key: its columns are NOT NULL, so what is NULL there was not sent."""
     if run.old_columns is None:
         return
@@ -222,7 +222,7 @@ def _check_old_keys(run: _Run, key: Sequence[int], count: int) -> None:
             )
 
 
-def _key_codes(run: _Run, key: Sequence[int]) -> tuple[list[pa.Array], Int64s, Int64s]:
+def key_codes(run: Run, key: Sequence[int]) -> tuple[list[pa.Array], Int64s, Int64s]:
     """The keys after and before all changes, end to end; and for each change the code of both.
 
     The key after a Delete is the deleted one. A change without an old tuple has -1 before.
@@ -247,7 +247,7 @@ _Part = tuple[Int64s, Bools, Bytes, Int64s, list[Int64s]]
 """codes, existed, state, code of the source, and for each column the change that set it (-1: none)"""
 
 
-def _fold_sorted(run: _Run, rows: Int64s, code: Int64s) -> _Part:
+def _fold_sorted(run: Run, rows: Int64s, code: Int64s) -> _Part:
     """The changes at `rows`, whose keys never changed: sorted by key, and evaluated from both ends."""
     width = len(run.columns)
     if not len(rows):
@@ -261,7 +261,7 @@ def _fold_sorted(run: _Run, rows: Int64s, code: Int64s) -> _Part:
     first = np.flatnonzero(np.concatenate([[True], ~same]))
     last = np.concatenate([first[1:], [len(order)]]) - 1
     if wrong.any() or (run.truncated and (ops[first] != _INSERT).any()):
-        raise _impossible()
+        raise inconsistent()
     existed = ops[first] != _INSERT
     there = ops[last] != _DELETE
     newest = np.where(there, order[last], -1)
@@ -291,9 +291,7 @@ class _Held:
     set_by: Int64s | int
 
 
-def _fold_one_by_one(
-    run: _Run, rows: Int64s, code: Int64s, before: Int64s, *, keeps: bool
-) -> _Part:
+def _fold_one_by_one(run: Run, rows: Int64s, code: Int64s, before: Int64s, *, keeps: bool) -> _Part:
     """The changes at `rows` in order, key changes among them. `keeps`: see `fold`."""
     width = len(run.columns)
     held: dict[int, _Held] = {}
@@ -311,13 +309,13 @@ def _fold_one_by_one(
         if op == _INSERT:
             target = touch(key, existed=False)
             if target.state != ABSENT:
-                raise _impossible()
+                raise inconsistent()
             target.state, target.set_by = ROW, row
             continue
         origin = key if op == _DELETE or before[row] < 0 else int(before[row])
         current = touch(origin, existed=not run.truncated)
         if current.state == ABSENT:
-            raise _impossible()
+            raise inconsistent()
         state, source, set_by = current.state, current.source, current.set_by
         if op == _DELETE or (origin != key and not keeps):
             current.state = ABSENT
@@ -325,7 +323,7 @@ def _fold_one_by_one(
             continue
         target = touch(key, existed=keeps)
         if origin != key and target.state != ABSENT and not keeps:
-            raise _impossible()
+            raise inconsistent()
         skipped = run.unchanged[row] if run.unchanged is not None else None
         if skipped is None or not skipped.any():
             target.state, target.set_by = ROW, row
@@ -354,7 +352,7 @@ def compose(first: Fold, then: Fold) -> Fold:
     """
     if then.truncated or not len(first):
         if first.truncated and not then.truncated and then.existed.any():
-            raise _impossible()
+            raise inconsistent()
         return replace(then, truncated=first.truncated or then.truncated)
     sources = then.keys if then.source is None else then.source
     ours, theirs, source = row_codes([first.keys, then.keys, sources])
@@ -367,14 +365,14 @@ def compose(first: Fold, then: Fold) -> Fold:
     if (met & (was_there != then.existed)).any() or (
         first.truncated and (~met & then.existed).any()
     ):
-        raise _impossible()
+        raise inconsistent()
 
     # A patch whose source `first` touched takes what is known there.
     patch = then.state == PATCH
     origin = np.where(patch, place[source], -1)
     through = origin >= 0
     if through.any() and (first.state[origin[through]] == ABSENT).any():
-        raise _impossible()
+        raise inconsistent()
     state = then.state.copy()
     columns = list(then.columns)
     unset, where = then.unset, then.source
@@ -401,26 +399,27 @@ def compose(first: Fold, then: Fold) -> Fold:
     rest = np.ones(len(ours), np.bool_)
     rest[known[met]] = False
     kept = existed | (state != ABSENT)
-    return _stack(
-        _filter(first, rest),
-        _filter(Fold(then.key, False, existed, state, columns, unset, where), kept),
+    return stacked(
+        chosen(first, rest),
+        chosen(Fold(then.key, False, existed, state, columns, unset, where), kept),
     )
 
 
-def _filter(part: Fold, mask: Bools) -> Fold:
-    chosen = pa.array(mask)
+def chosen(part: Fold, mask: Bools) -> Fold:
+    """The rows of the fold at which the mask is true."""
+    rows = pa.array(mask)
     return Fold(
         part.key,
         part.truncated,
         part.existed[mask],
         part.state[mask],
-        [c.filter(chosen) for c in part.columns],
+        [c.filter(rows) for c in part.columns],
         None if part.unset is None else part.unset[mask],
-        None if part.source is None else [c.filter(chosen) for c in part.source],
+        None if part.source is None else [c.filter(rows) for c in part.source],
     )
 
 
-def _stack(upper: Fold, lower: Fold) -> Fold:
+def stacked(upper: Fold, lower: Fold) -> Fold:
     """Both one under the other; they share no key."""
     state = np.concatenate([upper.state, lower.state])
     unset = source = None
@@ -452,7 +451,8 @@ def _stack(upper: Fold, lower: Fold) -> Fold:
     )
 
 
-def _impossible() -> CorruptError:
+def inconsistent() -> CorruptError:
+    """The error of changes that cannot follow from one another."""
     return CorruptError(
         "changes are inconsistent: an existing row is inserted, or a missing one changed",
         where="change log",

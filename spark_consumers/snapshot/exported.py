@@ -242,6 +242,7 @@ class ExportedSnapshot(Closing):
 
     `lsn`: a transaction is in it exactly if its commit record starts below (`Begin.final_lsn < lsn`), on the
     timeline `timeline` of the cluster `system_id`.
+    `read_at`: the server's time, just after it was taken (microseconds since the Unix epoch).
     `snapshot`: its name for `SET TRANSACTION SNAPSHOT`. It holds back vacuum and WAL while it is open.
     `slot`: its temporary slot, which is there for as long as it is exported.
     `dsn`: of the server that exports it, for the sessions that read it. Raises the errors of connections, and
@@ -286,7 +287,8 @@ class ExportedSnapshot(Closing):
         takes it for aborted, and marks the row so, for everybody and for ever.
         """
         with reading(self.dsn, self.snapshot) as connection:
-            (ours,) = connection.execute(load("snapshot/transactions")).fetchone() or ("",)
+            row = connection.execute(load("snapshot/transactions")).fetchone()
+        ours, self.read_at = row or ("", 0)
         pause = _FIRST_PAUSE
         while True:
             with _asking(self.dsn) as connection:

@@ -313,7 +313,7 @@ def test_an_epoch_reads_of_a_table_only_what_has_changed_for_its_views(
     )
     read_rows, computed, plans = [], [], []
     files, compute = table_changes.changes_tasks, view_writer.ViewWriter._compute
-    write = view_writer.sink
+    write = view_sink.sink
 
     def reading(folder, changed, schema, sign):
         read_rows.append((sum(file.rows for file in changed), schema.names))

@@ -250,6 +250,10 @@ def test_deletes_of_no_table_are_named(tmp_path, line, message):
         ('pattern = "public.*"\nmask = { a = "drop", A = "hash" }', "column a has two masks"),
         ('pattern = "public.*"\nmask = { "a b" = "drop" }', "'a b' is not a column"),
         (
+            'pattern = "public.*"\nrows = "a = 1"\nmode = "history"',
+            'rows cannot be combined with mode = "history"',
+        ),
+        (
             'pattern = "public.*"\nrows = "a = 1"\nmode = "soft_delete"',
             'rows cannot be combined with mode = "soft_delete"',
         ),

@@ -236,7 +236,7 @@ class LakeTablesSection(_Section):
     options: dict[str, str] = {}
     #: Columns that are masked: "hash", "drop", or { constant = "..." }.
     mask: dict[str, str | dict[str, str]] = {}
-    #: "current", or "soft_delete": deleted rows are kept, with the time of their deletion.
+    #: "current"; "soft_delete": deleted rows are kept, with the time of their deletion; or "history": all versions of each row are kept.
     mode: str = CURRENT
     #: A condition in PostgreSQL's SQL: the lake has the rows that meet it.
     rows: str = ""

@@ -17,10 +17,11 @@ from walsender_bridge.postgres.protocol.relation_name import split_relation
 from walsender_bridge.postgres.table_patterns import Pattern
 
 IDENTITY: Final = "identity"
-#: What a table of the lake has: the source's rows, or the deleted ones as well.
+#: What a table of the lake has: the source's rows, the deleted ones as well, or all versions of each row.
 CURRENT: Final = "current"
 SOFT_DELETE: Final = "soft_delete"
-MODES: Final = (CURRENT, SOFT_DELETE)
+HISTORY: Final = "history"
+MODES: Final = (CURRENT, SOFT_DELETE, HISTORY)
 #: Transforms with a number: of buckets, or the width.
 NUMBERED: Final = ("bucket", "truncate")
 #: Of which a column may have one.
@@ -206,7 +207,7 @@ def compression(properties: Mapping[str, str]) -> tuple[str, int | None]:
 
 
 class RowRules(NamedTuple):
-    """What the lake has of a table's rows: which columns are masked, whether deleted rows are kept (`MODES`), and which rows it has.
+    """What the lake has of a table's rows: which columns are masked, whether deleted rows or earlier versions are kept (`MODES`), and which rows it has.
 
     `row_filter`: a condition in PostgreSQL's SQL; empty: all rows.
     """

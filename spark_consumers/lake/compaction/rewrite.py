@@ -120,7 +120,7 @@ def prepare(
             ]
             old += mapped(known_then, number)
             fail_point.hit("compaction-written")
-    identity = Identity.of(table.key, target.file_schema)
+    identity = Identity.of(table.identity, target.file_schema)
     (run,) = add_files(folder, (), offer.run, identity, made, (), [file.name for file in old])
     files = tuple(NewFile(name_of(f.path), f.rows, f.size, f.partition) for f in made)
     return replace(

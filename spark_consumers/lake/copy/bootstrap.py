@@ -29,8 +29,8 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_consumers.decode.deletion_marks import of_lake, unkept
 from spark_consumers.decode.masking import NOTHING, Masking, kept, misfit, opened, recorded
+from spark_consumers.decode.mode_columns import VALID_FROM, VALID_FROM_LSN, of_lake, unkept
 from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_type, text_columns
 from spark_consumers.lake.catalog.table_catalog import TableCatalog
 from spark_consumers.lake.comparison.leveled import Leveled
@@ -94,7 +94,7 @@ from walsender_bridge.errors import (
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.table_layout import (
     CURRENT,
-    SOFT_DELETE,
+    HISTORY,
     LayoutRule,
     RowRules,
     layout_of,
@@ -257,8 +257,7 @@ class TableCopier:
                     shape = checked(found.shapes[relation], later.shapes.get(relation), name)
                     rules = rules_of(self._rules, name)
                     masking = self._masking(name, published[relation], rules)
-                    if rules.mode == SOFT_DELETE:
-                        _check_keeps(name, published[relation])
+                    _check_mode(name, published[relation], rules.mode)
                     condition = _condition(name, published[relation], rules)
                     table = _Table(
                         request,
@@ -506,7 +505,7 @@ class TableCopier:
             return after
         there = self._format.scan(folder, made)
         _remove_others(place(folder) / "data", term, {PurePath(file.path).name for file in there})
-        indexed = self._indexed(name, folder, f"copy-t{term}-{made}", before.key, there)
+        indexed = self._indexed(name, folder, f"copy-t{term}-{made}", before.identity, there)
         log.info("table copied", table=name, rows=rows, lsn=snapshot.lsn, seconds=seconds)
         return replace(after, runs=tuple((run.name, run.weight) for run in indexed.runs))
 
@@ -542,6 +541,7 @@ class TableCopier:
             reading.reader_apart(schema) if apart else reading.reader(schema),
             prefix,
             self._format.schemas(folder)[1],
+            beside=_begun_at(snapshot) if table.rules.mode == HISTORY else {},
             arrangement=arrangement,
             rate=request.rate,
             progress=progress,
@@ -589,12 +589,20 @@ class TableCopier:
         return whole
 
 
-def _check_keeps(name: str, table: PublishedTable) -> None:
-    """Raise `NotSupportedError` for a table whose deleted rows cannot be kept."""
-    reason = unkept([column.name for column in table.columns], table.key)
+def _begun_at(snapshot: ExportedSnapshot) -> dict[str, int]:
+    """Where the versions of copied rows begin: before all commits that the snapshot does not have.
+
+    Such a commit's record may start at the snapshot's LSN.
+    """
+    return {VALID_FROM: snapshot.read_at, VALID_FROM_LSN: snapshot.lsn - 1}
+
+
+def _check_mode(name: str, table: PublishedTable, mode: str) -> None:
+    """Raise `NotSupportedError` for a table that cannot have the mode."""
+    reason = unkept([column.name for column in table.columns], table.key, mode)
     if reason is not None:
         raise NotSupportedError(
-            f"deleted rows cannot be kept: {reason}",
+            reason,
             where=name,
             repair='set mode = "current" in the first [[lake.tables]] whose pattern matches the table, and start `lake run` again; '
             "or change the table",

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,6 +113,7 @@ def write_source(
     prefix: str,
     schema: pa.Schema,
     *,
+    beside: Mapping[str, int] | None = None,
     arrangement: Arrangement = PLAIN,
     rate: float | None = None,
     progress: CopyProgress | None = None,
@@ -123,7 +124,7 @@ def write_source(
     """Write what a data source reads, a file a partition; the rows never pass through the JVM.
 
     Every partition is a separate job, as many at a time as there are cores: other work of the session gets the
-    next free core, and need not wait for the whole table. `arrangement`: how the files are written, several for a
+    next free core, and need not wait for the whole table. `beside`: the values of columns behind the source's, by name. `arrangement`: how the files are written, several for a
     partition where the table has partitions of its own. `rate`: bytes a second, of all partitions together.
     `apart`: rows that do not fit are written to separate files; the reader identifies them. `description`: what Spark's
     UI says of its jobs. Returns the files that have rows, and those of rows that do not fit. An error on an executor is
@@ -147,7 +148,7 @@ def write_source(
         quarantined: list[pa.Table] = []
         if apart is not None:
             batches = apart.split(batches, quarantined)
-        batches = (_with_others(batch, schema) for batch in batches)
+        batches = (_with_others(batch, schema, beside or {}) for batch in batches)
         path = _path(prefix)
         if arrangement.fields or arrangement.sort:
             files, size = write_parts(path, batches, schema, arrangement, within)
@@ -186,10 +187,16 @@ def write_source(
     return files, [aside for _, aside in found if aside]
 
 
-def _with_others(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows with NULL in the columns behind the source's, which no row has a value in yet."""
-    for beside in list(schema)[batch.num_columns :]:
-        batch = batch.append_column(beside, pa.nulls(len(batch), beside.type))
+def _with_others(
+    batch: pa.RecordBatch, schema: pa.Schema, beside: Mapping[str, int]
+) -> pa.RecordBatch:
+    """The rows with these values in the columns behind the source's, and NULL in those that are not named."""
+    for field_ in list(schema)[batch.num_columns :]:
+        values = pa.nulls(len(batch), field_.type)
+        if field_.name in beside:
+            value = pa.scalar(beside[field_.name], pa.int64()).cast(field_.type)
+            values = pa.repeat(value, len(batch))
+        batch = batch.append_column(field_, values)
     return batch
 
 

@@ -682,8 +682,8 @@ class EpochWriter:
             whole = index.build(
                 lambda function, work: self._run(function, work, plan, "build row index", [name]),
                 path,
-                index.Identity.of(target.key, target.file_schema),
-                target.key or (ROW_ID,),
+                index.Identity.of(target.identity, target.file_schema),
+                target.identity or (ROW_ID,),
                 files,
                 name=f"{target.stage}-built",
                 scratch=f"{scratch}/{target.scratch_name}-{target.stage}",

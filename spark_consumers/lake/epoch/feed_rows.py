@@ -99,7 +99,7 @@ def feed_rows(batch: ChangeBatch, target: FeedTarget, key: Sequence[int]) -> lis
 
     One for each change, with the new row (of a DELETE, what was sent of the old one); before that of an UPDATE one with the old row, where
     that was sent: of a key that has changed, its columns, and with REPLICA IDENTITY FULL all. `key`: where the key is among the columns.
-    Columns of the batch behind the feed's are the lake's own (`decode.deletion_marks`), and left out.
+    Columns of the batch behind the feed's are the lake's own (`decode.mode_columns`), and left out.
     """
     names = target.columns.names[len(ABOUT) :]
     batch = _first(batch, len(names))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from spark_consumers.decode.deletion_marks import MARKS
+from spark_consumers.decode.mode_columns import BESIDE
 from spark_consumers.lake.concurrently import each
 from spark_consumers.lake.epoch.arranged import arranged
 from spark_consumers.lake.epoch.feed_rows import ABOUT, FeedTarget, begin_row
@@ -36,7 +36,7 @@ from spark_consumers.lake.tables.schema_change import Evolution, schema_hash
 from spark_consumers.lake.tables.schema_match import arrays_of, unusable
 from spark_consumers.lake.tables.states import stream_of
 from walsender_bridge.errors import TusklineError
-from walsender_bridge.postgres.table_layout import SOFT_DELETE, LayoutRule, feed_of
+from walsender_bridge.postgres.table_layout import LayoutRule, feed_of
 from walsender_bridge.runtime import logs
 
 log = logs.logger()
@@ -97,7 +97,7 @@ class FeedWriter:
             before = head.feeds.get(full)
             if before is not None and before.of != name:
                 before = None
-            own = _without_marks(columns.get(name, pa.schema([])), after)
+            own = _without_beside(columns.get(name, pa.schema([])), after)
             refused = _refusal(full, taken, own) if own.names else ""
             sources = _sources(followed[name], evolutions.get(after.path))
             done = _done(head, name)
@@ -300,7 +300,7 @@ def _done(head: Manifest, name: str) -> int | None:
     return head.streams[stream_of(name)].offset if table.state == LIVE else table.offset
 
 
-def _without_marks(columns: pa.Schema, table: TableVersion) -> pa.Schema:
+def _without_beside(columns: pa.Schema, table: TableVersion) -> pa.Schema:
     """The table's columns that are the source's: a feed has each DELETE itself."""
-    marks = {column.name for column in MARKS} if table.mode == SOFT_DELETE else set()
-    return pa.schema([column for column in columns if column.name not in marks])
+    beside = {column.name for column in BESIDE[table.mode]}
+    return pa.schema([column for column in columns if column.name not in beside])

@@ -309,7 +309,7 @@ def indexed(
         target.folder,
         runs,
         f"index/{target.stage}.run",
-        Identity.of(target.key, target.file_schema),
+        Identity.of(target.identity, target.file_schema),
         rows,
         removed.vectors,
         [file.name for file in removed.gone],
@@ -319,11 +319,11 @@ def indexed(
 def _found(task: RemovalTask, liveness: Liveness, runs: Sequence[RunReader]) -> Found:
     """The rows that are removed: of each key its row, or of each kind of row as many as are to go."""
     target, staged = task.target, task.staged
-    identity = Identity.of(target.key, target.file_schema)
+    identity = Identity.of(target.identity, target.file_schema)
     digests, counts = [], []
     for file in staged.deletes:
         table = read_partial(file.path)
-        digests.append(identity.digests([one(table, name) for name in target.key]))
+        digests.append(identity.digests([one(table, name) for name in target.identity]))
         counts.append(np.ones(len(table), np.int64))
     for file in staged.removals:
         table = read_data(file.path)
@@ -346,13 +346,13 @@ def _found(task: RemovalTask, liveness: Liveness, runs: Sequence[RunReader]) -> 
 def _patches(task: RemovalTask, liveness: Liveness, found: Found) -> Iterator[PatchedRows]:
     """Where the rows are that patches complete: each is among those that are removed."""
     target, staged = task.target, task.staged
-    names = [f"s{i}" for i in range(len(target.key))]
+    names = [f"s{i}" for i in range(len(target.identity))]
     patches = [read_data(each.file.path, names) for each in staged.patches]
     deletes = [read_partial(file.path) for file in staged.deletes]
-    types = [target.file_schema.field(name).type for name in target.key]
+    types = [target.file_schema.field(name).type for name in target.identity]
     keys = [
         pa.concat_arrays([pa.array([], t), *(one(d, name) for d in deletes)])
-        for name, t in zip(target.key, types, strict=True)
+        for name, t in zip(target.identity, types, strict=True)
     ]
     wanted = [
         pa.concat_arrays([one(some, name).cast(kind) for some in patches])

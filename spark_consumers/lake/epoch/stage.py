@@ -12,6 +12,7 @@ Runs without Spark: a task is a function of its arguments, and what it returns i
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ import pyarrow as pa
 from spark_consumers.decode.entries import ChangeBatch, decode_entries, rows_of
 from spark_consumers.decode.frames import Transaction
 from spark_consumers.decode.spans import MAX_BUFFER
+from spark_consumers.fold.history import compose_history, fold_history
 from spark_consumers.fold.kept import compose_kept, fold_kept
 from spark_consumers.fold.keyed import ABSENT, Fold, compose, fold
 from spark_consumers.fold.multiset import MultisetFold, compose_multisets, fold_multiset
@@ -53,12 +55,15 @@ from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.pgoutput import Relation
+from walsender_bridge.postgres.table_layout import CURRENT, HISTORY, SOFT_DELETE
 from walsender_bridge.runtime import fail_point
 
 #: Bytes of a column that a task composes: what Arrow's arrays of texts can hold.
 _MOST_BYTES = MAX_BUFFER
 #: Changes of one table that are held unfolded.
 _PENDING_ROWS = 200_000
+#: By the mode of a table.
+_COMPOSE: Final = {CURRENT: compose, SOFT_DELETE: compose_kept, HISTORY: compose_history}
 
 
 @dataclass(frozen=True)
@@ -191,13 +196,16 @@ class PendingTable:
             with of_table(self.target):
                 if quarantine.has_unrepresentable(self.batches):
                     new = quarantine.fold_wide(self.batches, self.target.key_positions)
-                elif self.target.keeps_deleted:
+                elif self.target.mode == HISTORY:
+                    new = fold_history(self.batches, self.target.key_positions)
+                elif self.target.mode == SOFT_DELETE:
                     new = fold_kept(self.batches, self.target.key_positions)
                 elif self.target.key:
                     new = fold(self.batches, self.target.key_positions)
                 else:
                     new = fold_multiset(self.batches)
-                self.folded = new if self.folded is None else composed(self.folded, new)
+                before = self.folded
+                self.folded = new if before is None else composed(self.target, before, new)
             self.batches, self.rows = [], 0
         assert self.folded is not None
         return self.folded
@@ -214,7 +222,9 @@ def of_table(target: Target) -> Iterator[None]:
         ) from None
 
 
-def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | MultisetFold:
+def composed(
+    target: Target, first: Fold | MultisetFold, then: Fold | MultisetFold
+) -> Fold | MultisetFold:
     """The fold of the changes of both. Raises `CorruptError`, and `NotSupportedError` if they may be too large for Arrow."""
     first, then = quarantine.alike(first, then)
     for column, more in zip(first.columns, then.columns, strict=True):
@@ -226,7 +236,7 @@ def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | Mu
         assert isinstance(then, MultisetFold)
         return compose_multisets(first, then)
     assert isinstance(then, Fold)
-    return (compose_kept if then.emptied or first.emptied else compose)(first, then)
+    return _COMPOSE[target.mode](first, then)
 
 
 @dataclass
@@ -443,7 +453,7 @@ def composed_tables(target: Target, tables: Iterable[pa.Table]) -> Fold | Multis
     with of_table(target):
         for table in tables:
             part = fold_from_table(table)
-            whole = part if whole is None else composed(whole, part)
+            whole = part if whole is None else composed(target, whole, part)
     return whole
 
 
@@ -467,7 +477,7 @@ def with_held(
         if share is not None:
             before = divided.chosen(before, target, share)
         with of_table(target):
-            folded = before if folded is None else composed(before, folded)
+            folded = before if folded is None else composed(target, before, folded)
     assert folded is not None
     return folded if target.row_filter is None else filtered(target, target.row_filter, folded)
 
@@ -570,7 +580,7 @@ def _write_quarantined(
 
 
 def _write_deletes(target: Target, folded: Fold, scratch: str) -> tuple[FileInfo, ...]:
-    keys = pa.schema([target.file_schema.field(name) for name in target.key])
+    keys = pa.schema([target.file_schema.field(name) for name in target.identity])
     columns = [
         column if column.type == field.type else column.cast(field.type)
         for column, field in zip(folded.deletes()[: len(keys)], keys, strict=True)

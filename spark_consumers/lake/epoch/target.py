@@ -8,8 +8,8 @@ from typing import Self
 
 import pyarrow as pa
 
-from spark_consumers.decode.deletion_marks import of_lake
 from spark_consumers.decode.masking import NOTHING, Masking
+from spark_consumers.decode.mode_columns import identity_of, of_lake
 from spark_consumers.lake.epoch.feed_rows import FeedTarget
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement
@@ -19,7 +19,7 @@ from spark_consumers.lake.tables.row_filter import RowFilter
 from spark_consumers.lake.tables.schema_match import Layout
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.protocol.pgoutput import Column
-from walsender_bridge.postgres.table_layout import SOFT_DELETE
+from walsender_bridge.postgres.table_layout import CURRENT, SOFT_DELETE
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Target:
     commit LSN they must not have had changes. `copy_on_write`: data files with removed rows are written again,
     `by_position`: removed rows are in files of positions (`policy`). `arrangement`: how its data files are written.
     `chunks`: of a copy that was read from several snapshots, until it is shown. `is_maintained`: data files are rewritten by a maintainer, where it can.
-    `masking`: how its changes are masked, or why they must not be decoded. `keeps_deleted`: deleted rows stay, with the marks in the
-    last two columns (`fold.kept`). `feed`: where its changes go, too. `row_filter`: which rows it has; None: all.
+    `masking`: how its changes are masked, or why they must not be decoded. `mode`: what it keeps beside the source's
+    rows (`mode_columns`): how its changes are folded. `feed`: where its changes go, too. `row_filter`: which rows it has; None: all.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Target:
     is_maintained: bool = False
     chunks: tuple[Chunk, ...] = ()
     masking: Masking | str = NOTHING
-    keeps_deleted: bool = False
+    mode: str = CURRENT
     feed: FeedTarget | None = None
     row_filter: RowFilter | None = None
 
@@ -77,13 +77,13 @@ class Target:
             key=table.key,
             start_lsn=table.start_lsn,
             relation_id=table.relation_id,
-            keeps_deleted=table.mode == SOFT_DELETE,
+            mode=table.mode,
         )
 
     @property
     def may_lack_rows(self) -> bool:
         """Whether it may lack a row that a change is of."""
-        return self.keeps_deleted or self.row_filter is not None
+        return self.mode == SOFT_DELETE or self.row_filter is not None
 
     @property
     def scratch_name(self) -> str:
@@ -99,6 +99,11 @@ class Target:
     def stage(self) -> str:
         """What the names of all its new files begin with."""
         return PurePath(self.prefix).name
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that identify its rows: the key, and of a history the version's end as well; none without a key."""
+        return identity_of(self.key, self.mode)
 
     @property
     def key_positions(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from spark_consumers.decode.deletion_marks import DELETED_AT
+from spark_consumers.decode.mode_columns import BESIDE
 from spark_consumers.lake.comparison.chunks import Chunks, sampled
 from spark_consumers.lake.comparison.lake import Division, keys_of, sums_of, values_of
 from spark_consumers.lake.comparison.source import Load, OutOfTimeError, Part, SourceRows
@@ -42,7 +42,6 @@ from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.lake.tables.table_filter import filter_of
 from spark_consumers.snapshot.exported import AwaitedTransaction, PublishedTable
 from walsender_bridge.errors import LakeError, SnapshotError
-from walsender_bridge.postgres.table_layout import SOFT_DELETE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -250,9 +249,9 @@ class _Comparison:
             self._there = self._there.restricted(condition.sql)
         names = [column for column, *_ in self._table.layout]
         frame = cut.lake[name]
-        if self._table.mode == SOFT_DELETE:
-            # The source has the living ones.
-            frame = frame.where(f"{DELETED_AT} IS NULL")
+        if beside := BESIDE[self._table.mode]:
+            # The source has the living rows, or the open versions.
+            frame = frame.where(f"{beside[-1].name} IS NULL")
         self._frame: DataFrame = frame.select(*(f"`{n.replace('`', '``')}`" for n in names))
 
     def run(self) -> None:

@@ -9,7 +9,8 @@ Each row has a `KIND`:
   ... mark were never sent (unchanged TOAST) and stay as they are in the table.
 
 A row of the table is gone or patched once at most, since a fold has each key once, and a row moves to one other key. A table that keeps
-deleted rows may have several patches of one row, which stays and was copied to other keys: each of them is a row.
+deleted rows or versions may have several patches of one row, whose values were copied to other keys: each of them is a row. The key is what identifies
+the rows of the lake's table (`Target.identity`).
 """
 
 from typing import Final
@@ -35,7 +36,8 @@ def effect_schema(target: Target) -> pa.Schema:
     fields = [(KIND, pa.int8()), *((f"c{i}", kind) for i, kind in enumerate(types))]
     if not target.key:
         return pa.schema([*fields, ("n", pa.int64()), ("i", pa.int64())])
-    fields += [(f"g{i}", types[position]) for i, position in enumerate(target.key_positions)]
+    places = (target.columns.get_field_index(name) for name in target.identity)
+    fields += [(f"g{i}", types[position]) for i, position in enumerate(places)]
     fields += [(f"u{i}", pa.bool_()) for i in range(len(types))]
     return pa.schema(fields)
 
@@ -73,7 +75,7 @@ def _of_multiset(target: Target, folded: MultisetFold, part: int) -> pa.Table:
 
 
 def _of_keyed(target: Target, folded: Fold) -> pa.Table:
-    width, keys = len(target.columns), len(target.key)
+    width, keys = len(target.columns), len(target.identity)
     added = folded.rows()
     shown = np.ones(len(folded.patches), np.bool_)
     if len(folded.columns) > width:

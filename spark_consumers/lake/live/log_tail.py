@@ -116,7 +116,7 @@ class LogTail:
             table,
             _effect(self._spark, target, folds),
             target.columns.names,
-            target.key,
+            target.identity,
             small=sum(one.size for one in folds) <= _SMALL,
             patches=any(one.patches for one in folds),
             truncated=any(one.truncated for one in folds),

@@ -10,6 +10,7 @@ takes longer than what is read.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from spark_consumers.decode.mode_columns import VALID_TO_LSN
 from spark_consumers.fold.kept import MARKS
 from spark_consumers.lake.live.effect import ADDED, GONE, KIND, PATCHED
 
@@ -35,7 +36,8 @@ def merged(
     """The table with the effect (`effect.effect_schema`): the columns of `table`, in their order.
 
     `columns`: of the effect, by position; `key`: those of the key, none without one. `patches`: whether there may be some;
-    `truncated`: whether nothing of the table stays. `emptied`: the marks that the table's living rows get (`fold.kept`).
+    `truncated`: whether nothing of the table stays. `emptied`: the marks that the table's living rows get (`fold.kept`), or the end of its open
+    versions (`fold.history`), unless changes are of them.
     """
     from pyspark.sql import functions as f
 
@@ -49,8 +51,6 @@ def merged(
     beside = _BESIDE
     while any(name.casefold().startswith(beside) for name in types):
         beside += "_"
-    if emptied is not None:
-        table = _emptied(table, columns, emptied)
     others = effect.where(f"{KIND} <> {ADDED}")
     others = others.selectExpr(*(f"{name} AS {beside}{name}" for name in others.columns))
     if small:
@@ -59,31 +59,35 @@ def merged(
         return _without_counted(table, others, columns, types, beside).unionAll(added)
     same = f.expr(
         " AND ".join(
-            f"{_quoted(name)} = {_cast(f'{beside}g{number}', types[name])}"
+            # The end of an open version is NULL.
+            f"{_quoted(name)} {'<=>' if name == VALID_TO_LSN else '='} {_cast(f'{beside}g{number}', types[name])}"
             for number, name in enumerate(key)
         )
     )
+    ended = {}
+    if emptied is not None:
+        values = f"timestamp_micros({emptied[0]})", f"{emptied[1]}L"
+        ended = dict(zip(columns[-MARKS:], values, strict=True))
+
+    def stays(name: str) -> str:
+        """The value in a row that no change is of."""
+        own = _quoted(name)
+        return f"coalesce({own}, {ended[name]})" if name in ended else own
+
     if not patches:
-        return table.join(others, same, "left_anti").unionAll(added)
+        rest = table.join(others, same, "left_anti")
+        return rest.selectExpr(*(f"{stays(name)} AS {_quoted(name)}" for name in types)).unionAll(
+            added
+        )
     kind = f"{beside}{KIND}"
     kept = table.join(others, same, "left").where(f"{kind} IS NULL OR {kind} = {PATCHED}")
 
     def patched(name: str) -> str:
         number, own = place[name], _quoted(name)
         sent = _cast(f"{beside}c{number}", types[name])
-        return f"CASE WHEN {kind} IS NULL OR {beside}u{number} THEN {own} ELSE {sent} END AS {own}"
+        return f"CASE WHEN {kind} IS NULL THEN {stays(name)} WHEN {beside}u{number} THEN {own} ELSE {sent} END AS {own}"
 
     return kept.selectExpr(*map(patched, types)).unionAll(added)
-
-
-def _emptied(table: "DataFrame", columns: Sequence[str], at: Sequence[int]) -> "DataFrame":
-    """The table, of which the living rows are deleted."""
-    time, lsn = at
-    values = dict(zip(columns[-MARKS:], (f"timestamp_micros({time})", f"{lsn}L"), strict=True))
-    own = ((_quoted(name), values.get(name)) for name in table.columns)
-    return table.selectExpr(
-        *(name if value is None else f"coalesce({name}, {value}) AS {name}" for name, value in own)
-    )
 
 
 def _without_counted(

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from spark_consumers.decode.mode_columns import identity_of
 from walsender_bridge.postgres.column_masks import ColumnMask
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.table_layout import CURRENT, RowRules
@@ -123,6 +124,11 @@ class TableVersion:
     def rules(self) -> RowRules:
         """What it has of the source's rows."""
         return RowRules(self.masks, self.mode, self.row_filter)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that identify its rows in the lake (`mode_columns.identity_of`); none without a key."""
+        return identity_of(self.key, self.mode)
 
     @property
     def is_partial(self) -> bool:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sqlglot import exp, parse
 from sqlglot.errors import SqlglotError
 
-from spark_consumers.decode.deletion_marks import of_lake
+from spark_consumers.decode.mode_columns import of_lake
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.views.expressions import (
     Column,

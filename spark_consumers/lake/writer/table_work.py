@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from spark_consumers.decode.deletion_marks import unkept
+from spark_consumers.decode.mode_columns import unkept
 from spark_consumers.lake.comparison.level import unfit
 from spark_consumers.lake.copy.bootstrap import CopyRequest, StartOver
 from spark_consumers.lake.copy.running import Copies, NotBegun, Result
@@ -54,7 +54,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnsupportedValueError,
 )
-from walsender_bridge.postgres.table_layout import SOFT_DELETE, RowRules
+from walsender_bridge.postgres.table_layout import RowRules
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
 
@@ -422,9 +422,9 @@ class TableWork:
         for name in sorted({*by_table, *changed.records}):
             table, records = changed.tables[name], changed.records.get(name, ())
             verdict = self._verdict(name, table, by_table[name], records)
-            if isinstance(verdict, Evolution) and table.mode == SOFT_DELETE:
+            if isinstance(verdict, Evolution):
                 columns = [column for column, _, _ in verdict.layouts[-1].columns]
-                reason = unkept(columns, verdict.key)
+                reason = unkept(columns, verdict.key, table.mode)
                 verdict = verdict if reason is None else FullResync(reason)
             if isinstance(verdict, Evolution) and table.row_filter:
                 condition = filter_of(name, table)
