@@ -23,7 +23,8 @@ from spark_consumers.lake.tables.schema_change import (
     not_plain,
 )
 from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
-from spark_consumers.lake.writer import requests
+from spark_consumers.lake.tables.shape import Publication
+from spark_consumers.lake.writer import requests, table_work
 from spark_consumers.lake.writer.requests import Request
 from spark_consumers.lake.writer.table_work import TableWork
 from walsender_bridge.errors import (
@@ -31,6 +32,7 @@ from walsender_bridge.errors import (
     DeadlineError,
     DivergedError,
     LakeError,
+    UnavailableError,
     UsageError,
 )
 from walsender_bridge.postgres.column_masks import DROP, ColumnMask
@@ -266,7 +268,7 @@ def test_a_request_waits_for_a_look_that_began_after_it_came(tmp_path):
 
     def round_of(*names, at):
         shapes = {name.removeprefix("shop."): Mock(oid=7) for name in names}
-        look = [] if at is None else [("shop", at, Mock(shapes=shapes))]
+        look = [] if at is None else [("shop", at, Publication(shapes, frozenset()))]
         looks.answers.return_value = look
         return work.step(made, status, Mock(), {}).answered
 
@@ -326,6 +328,35 @@ def test_14_a_copy_that_has_read_a_masked_table_under_another_name_is_not_taken(
     copies.discard.assert_called_once_with(copy)
     other = replace(copy, relation_id=99)
     assert work._take(start, B, other).copies == {B: other}
+
+
+def test_a_table_is_copied_when_it_could_not_be_brought_level_twice(tmp_path):
+    """Failures of copies are none of these, and a round that takes a failure again counts none."""
+    copies, status = Mock(), Mock(streams={}, version=50)
+    work = TableWork(
+        *(open_chain(tmp_path), "lake", {"shop": Mock()}, copies, Mock(), Mock(), Policy(), Mock()),
+        pins=Mock(),
+    )
+    lost, copied = (
+        replace(table(), resync=reason) for reason in (rolled_back.REATTACHED, "it lost t")
+    )
+
+    def ends(before, result):
+        copies.finished.return_value = [(A, result)]
+        work._with_arrived(head(tables={A: before}), status)
+        copies.finished.return_value = []
+        # Nothing is published: the next round begins with the same head.
+        work._with_arrived(head(tables={A: before}), status)
+        work._arrived.clear()
+        return A in work._levels(head(tables={A: lost}), {A})
+
+    error = UnavailableError("the source does not answer")
+    with patch.object(table_work, "unfit", return_value=None):
+        assert all(ends(copied, error) for _ in range(3))
+        assert ends(lost, error)
+        assert ends(lost, replace(table(state="copied"), path="new"))
+        assert ends(lost, error)
+        assert not ends(lost, error)
 
 
 def test_a_pause_keeps_the_log_from_where_a_table_stopped(tmp_path):

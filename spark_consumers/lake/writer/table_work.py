@@ -118,7 +118,7 @@ class TableWork:
         #: By stream and name: the OID of each of these tables.
         self._oids: dict[str, dict[str, int]] = {}
         self._copy_after: dict[str, float] = {}
-        #: How often a copy of a table has failed, or it could not be brought level.
+        #: How often each table that is to be brought level has not been.
         self._not_level: Counter[str] = Counter()
         self._seen_shapes: noticed.Seen = {}
         #: Changes of columns that the catalog has shown, and that are to come in the log.
@@ -651,10 +651,19 @@ class TableWork:
             else:
                 arrived.append(result)
             self._arrived_at[name] = time.monotonic()
+            self._count(head, name, result)
         for name, results in self._arrived.items():
             for result in results:
                 head = self._take(head, name, result)
         return head
+
+    def _count(self, head: Manifest, name: str, result: Result) -> None:
+        """Count the attempts at bringing a table level, when they end: a round that fails takes the same result again."""
+        table = head.tables.get(name)
+        if isinstance(result, TableVersion):
+            self._not_level.pop(name, None)
+        elif isinstance(result, TusklineError) and table and table.resync in _LEVELED:
+            self._not_level[name] += 1
 
     def _take(self, head: Manifest, name: str, result: Result) -> Manifest:
         """The head with what came of a copy."""
@@ -678,7 +687,6 @@ class TableWork:
                 again_in_seconds=_AFTER_FAILURE,
             )
             self._copy_after[name] = time.monotonic() + _AFTER_FAILURE
-            self._not_level[name] += 1
             return replace(head, not_copied={**not_copied, name: str(result)})
         if not states.wanted_copies(head, {name}):
             # Paused since the copy began; or this is in the chain already.
