@@ -8,6 +8,7 @@ commits that began and ended each (`spark_consumers.fold.history`).
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from spark_consumers.decode.identity import VALID_TO_LSN
 from spark_consumers.decode.masking import kept
 from spark_consumers.decode.types import TIMESTAMPTZ
 from walsender_bridge.postgres.column_masks import ColumnMask
@@ -17,7 +18,6 @@ from walsender_bridge.postgres.table_layout import CURRENT, HISTORY, SOFT_DELETE
 DELETED_AT: Final = "_deleted_at"
 VALID_FROM: Final = "_valid_from"
 VALID_FROM_LSN: Final = "_valid_from_lsn"
-VALID_TO_LSN: Final = "_valid_to_lsn"
 _BIGINT: Final = 20
 
 
@@ -41,11 +41,6 @@ def of_lake(
 ) -> tuple[Column, ...]:
     """A table's columns as the lake has them: masked, and with those of its mode behind them."""
     return (*kept(columns, masks), *BESIDE[mode])
-
-
-def identity_of(key: tuple[str, ...], mode: str) -> tuple[str, ...]:
-    """The columns that identify a row of the lake's table, with this key at the source: of a history, the version's end as well."""
-    return (*key, VALID_TO_LSN) if mode == HISTORY else key
 
 
 def unkept(names: Collection[str], key: Collection[str] | None, mode: str) -> str | None:

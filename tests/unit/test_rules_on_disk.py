@@ -17,7 +17,7 @@ from tests.support.lake.table_on_disk import TableOnDisk
 from tests.unit.test_fold import KEY, TYPES, batches, histories
 from tests.unit.test_kept_fold import MARKS, expected, timed
 from walsender_bridge.postgres.protocol.pgoutput import Column
-from walsender_bridge.postgres.table_layout import SortField
+from walsender_bridge.postgres.table_layout import SOFT_DELETE, SortField
 
 NAMES = ["id", "a", "b", "f"]
 COLUMNS = pa.schema(list(zip(NAMES, TYPES, strict=True)))
@@ -63,7 +63,7 @@ def test_a_table_keeps_deleted_rows(tmp_path_factory, history, cuts, arranged, o
             folder,
             number,
             KEPT,
-            keeps_deleted=True,
+            mode=SOFT_DELETE,
             copy_on_write=on_write,
             **({"arrangement": ARRANGED} if arranged else {}),
         )

@@ -8,8 +8,9 @@ from typing import Self
 
 import pyarrow as pa
 
+from spark_consumers.decode.identity import identity_of
 from spark_consumers.decode.masking import NOTHING, Masking
-from spark_consumers.decode.mode_columns import identity_of, of_lake
+from spark_consumers.decode.mode_columns import of_lake
 from spark_consumers.lake.epoch.feed_rows import FeedTarget
 from spark_consumers.lake.format.table_format import ROW_ID
 from spark_consumers.lake.layout.arrangement import PLAIN, Arrangement

@@ -10,7 +10,7 @@ takes longer than what is read.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spark_consumers.decode.mode_columns import VALID_TO_LSN
+from spark_consumers.decode.identity import VALID_TO_LSN
 from spark_consumers.fold.kept import MARKS
 from spark_consumers.lake.live.effect import ADDED, GONE, KIND, PATCHED
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from spark_consumers.decode.mode_columns import identity_of
+from spark_consumers.decode.identity import identity_of
 from walsender_bridge.postgres.column_masks import ColumnMask
 from walsender_bridge.postgres.protocol.lsn import Lsn
 from walsender_bridge.postgres.table_layout import CURRENT, RowRules
@@ -127,7 +127,7 @@ class TableVersion:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns that identify its rows in the lake (`mode_columns.identity_of`); none without a key."""
+        """The columns that identify its rows in the lake (`decode.identity`); none without a key."""
         return identity_of(self.key, self.mode)
 
     @property
