@@ -5,7 +5,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.support.suspended import suspend
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log import actions, protocol, stream_reader
 from walsender_bridge.change_log.client import LogClient, LogEntry, ReplicaClient
-from walsender_bridge.change_log.entry import read_header
 from walsender_bridge.change_log.log_server_messages import CreateRequest, ReadAnswer
 from walsender_bridge.change_log.protocol import CommitContext, IssuedCommit, StreamCut
 from walsender_bridge.change_log.replica.core import ReplicaState
@@ -385,29 +383,6 @@ def test_a_read_that_ends_without_a_batch_is_an_error() -> None:
 def test_batches_of_which_no_entry_is_wanted_are_passed_over() -> None:
     with Wire([], 5) as wire, reading(f"grpc://127.0.0.1:{wire.port}") as reader:
         assert seen(reader.read(1, 5, ["public.audit"])) == []
-
-
-def test_a_log_server_of_an_earlier_version_leaves_out_no_entry_of_a_renamed_table(
-    serve, entries, monkeypatch
-) -> None:
-    """It knows relations by their names alone: what it is asked for by OID is read without a filter."""
-    (audit,) = {r.relation_id for r in read_header(entries[0]).relations}
-    wanted = ["public.name_of_before", str(audit)]
-    with reading(serve("a")) as reader:
-        assert [offset for offset, _ in seen(reader.read(1, END, wanted))] == [1, 4, 7, 10]
-    read = ReplicaServer.read
-
-    def earlier(self, request):
-        names = tuple(name for name in request.relations or () if not name.isdecimal())
-        asked = replace(request, relations=None if request.relations is None else names)
-        batch, about = read(self, asked)
-        return batch, replace(about, by_oid=False)
-
-    monkeypatch.setattr(ReplicaServer, "read", earlier)
-    with reading(serve("b")) as reader:
-        assert seen(reader.read(1, END, wanted)) == written(entries)
-        by_name = seen(reader.read(1, END, ["public.audit"]))
-        assert [offset for offset, _ in by_name] == [1, 4, 7, 10]
 
 
 def test_an_entry_that_takes_longer_than_the_first_timeout_is_waited_for() -> None:

@@ -330,9 +330,6 @@ class ReplicaClient(_Client):
                 reader.cancel()
         metadata = b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
         answer = actions.decode(of_log_server.ReadAnswer, metadata)
-        if not answer.by_oid and any(map(str.isdecimal, names or ())):
-            # It has left out the entries of a relation that now has another name: the reader has to look for itself.
-            return self.read_batch(stream, from_offset, to_offset, within=within)
         self._check_places(request, chunk.data, answer)
         return EntryBatch([*_entries(chunk.data)], answer.next_offset, answer.log_id)
 

@@ -24,7 +24,7 @@ from walsender_bridge.runtime.error_record import ErrorRecord
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """The ticket of DoGet: the first batch of the committed entries [from, to). `relations` ("schema.table", or OIDs as text): None: all."""
+    """The ticket of DoGet: the first batch of the committed entries [from, to). `relations` ("schema.table"): None: all."""
 
     stream: str
     from_offset: int
@@ -34,15 +34,11 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswer:
-    """The metadata of a batch of entries in DoGet: the log's id, where the next batch begins, and `protocol.places_crc`.
-
-    `by_oid`: whether it finds relations by their OIDs, too; one of an earlier version does not.
-    """
+    """The metadata of a batch of entries in DoGet: the log's id, where the next batch begins, and `protocol.places_crc`."""
 
     log_id: str
     next_offset: int
     places_crc: int
-    by_oid: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,7 @@ class ReplicaServer:
         entries, after = replica.read(request.from_offset, request.to_offset, request.relations)
         batch = _batch(entries)
         crc = protocol.places_crc(request.stream, batch, after)
-        return batch, m.ReadAnswer(replica.log_id, after, crc, by_oid=True)
+        return batch, m.ReadAnswer(replica.log_id, after, crc)
 
     # -- actions ------------------------------------------------------------------------------------
 
