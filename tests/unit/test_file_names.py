@@ -29,6 +29,13 @@ def test_14_a_column_keeps_the_name_that_it_was_created_with():
     assert first_names(ALL) == {1: "a", 2: "b", 3: "b-3", 4: "B-3-4", 5: "a.x"}
 
 
+def test_14_no_two_columns_have_one_name_in_data_files():
+    before = schema(0, (1, "a"), (2, "A-3"))
+    again = schema(1, (2, "A-3"), (3, "a"), (4, "a-3"))
+    found = {1: "a", 2: "A-3", 3: "a-3-3", 4: "a-3-4"}
+    assert first_names([before, again]) == found
+
+
 def test_14_a_data_file_has_these_names_and_is_read_by_the_table_s(tmp_path):
     now = with_first_names(arrow_schema(AGAIN), ALL)
     rows = pa.table([pa.array([n], pa.int32()) for n in (20, 30, 40, 10, 50)], schema=now)

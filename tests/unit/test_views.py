@@ -417,6 +417,12 @@ def test_changes_are_read_in_the_columns_of_the_views_that_are_kept_by_them():
     assert read("SELECT count(*) AS n FROM orders") == set()
 
 
+def test_a_column_that_no_view_may_name_hinders_no_view_of_its_table():
+    odd = BaseTable("s.public.t", "s", "public", "t", (("id", 23, -1), ("${x}", 25, -1)))
+    made = translate("SELECT id FROM t", {odd.full_name: odd})
+    assert columns_of(odd.full_name, ["id", "${x}"], [made]) == {"id"}
+
+
 def test_status_names_the_views_that_do_not_follow():
     """With the reason, as it names tables."""
     stale = replace(VIEW, table=replace(VIEW_TABLE, state=STALE, as_of=3), reason="it waits")

@@ -14,7 +14,7 @@ from spark_consumers.lake.epoch.task_rows import frame_of
 from spark_consumers.lake.format.table_format import ROW_ID, TableFormat
 from spark_consumers.lake.manifest.chain import TableVersion
 from spark_consumers.lake.store.place import Place
-from spark_consumers.lake.views.expressions import quoted
+from spark_consumers.lake.views.expressions import can_be_quoted, quoted
 from spark_consumers.lake.views.incremental import SIGN, Flat, Grouped
 from spark_consumers.lake.views.translate import Translation
 
@@ -96,8 +96,8 @@ class EpochChanges:
 def columns_of(table: str, columns: Sequence[str], views: Sequence[Translation]) -> set[str]:
     """The columns of a table that these views read its changes for. Pure.
 
-    A statement has each column by its quoted name, so one that does not occur is not read. A column that has the name of another
-    table's is read in vain.
+    A statement has each column by its quoted name, so one that does not occur is not read; nor is one with a name that no statement may
+    have. A column that has the name of another table's is read in vain.
     """
     terms = "".join(
         made.incremental.term(number)
@@ -106,4 +106,4 @@ def columns_of(table: str, columns: Sequence[str], views: Sequence[Translation])
         for number, name in enumerate(made.tables)
         if name == table
     )
-    return {column for column in columns if quoted(column) in terms}
+    return {column for column in columns if can_be_quoted(column) and quoted(column) in terms}

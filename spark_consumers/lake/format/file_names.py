@@ -36,7 +36,10 @@ def first_names(history: Iterable[Schema]) -> dict[int, str]:
     taken: set[str] = set()
     found = {}
     for number, name in sorted(first.items()):
-        found[number] = name if name.casefold() not in taken else f"{name}-{number}"
+        # What the number was added to may be an earlier column's name, too.
+        while name.casefold() in taken:
+            name = f"{name}-{number}"  # noqa: PLW2901
+        found[number] = name
         taken.add(found[number].casefold())
     return found
 

@@ -87,9 +87,14 @@ def refused(what: str, repair: str = "") -> NotSupportedError:
     return NotSupportedError(what, repair=repair or "see docs/views.md for what a view may contain")
 
 
+def can_be_quoted(name: str) -> bool:
+    """Whether a statement may have this name: Spark substitutes `${`."""
+    return "${" not in name
+
+
 def quoted(name: str) -> str:
     """A name in Spark's SQL, inside a text with placeholders. Raises `NotSupportedError` for one that Spark would substitute (`string`)."""
-    if "${" in name:
+    if not can_be_quoted(name):
         raise refused(f"a column or alias with the name {name!r}", "give it another name")
     return "`" + name.replace("`", "``").replace("{", "{{").replace("}", "}}") + "`"
 
