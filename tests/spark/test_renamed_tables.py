@@ -281,3 +281,16 @@ def test_14_a_table_with_other_settings_under_its_new_name_is_copied(pipeline, d
     assert after.manifest.tables[DOCS].state == LEFT
     assert paths(pipeline)[f"{STREAM}.public.papers"] not in before.values()
     assert sorted(row.id for row in after["papers"].collect()) == list(range(4, 10))
+
+
+@pytest.mark.parametrize("name", ["aaa", "papers"])
+def test_14_a_new_table_of_the_earlier_name_has_its_own_catalog_state(pipeline, database, name):
+    before = paths(pipeline)
+    database.execute(
+        f"BEGIN; ALTER TABLE docs RENAME TO {name}; CREATE TABLE docs (id int PRIMARY KEY, other text);"
+        f" INSERT INTO docs VALUES (1, 'new'); ALTER PUBLICATION {PUBLICATION} ADD TABLE docs; UPDATE {name} SET n = 3; COMMIT",
+    )
+    pipeline.flush()
+    pipeline.wait_for_tables("docs", name)
+    assert_equal(database.dsn, pipeline.flush())
+    assert paths(pipeline)[f"{STREAM}.public.{name}"] == before[DOCS]

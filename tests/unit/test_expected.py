@@ -86,6 +86,18 @@ def test_14_another_change_meanwhile_does_not_stand_for_it():
     assert compared(expected, told, shape(other), 210)[1] == {NAME: UNRECORDED}
 
 
+def test_14_what_is_expected_of_a_table_is_that_under_its_new_name():
+    expected = Expected()
+    assert not compared(expected, head(100), shape(RENAMED), 150)[1]
+    other = ((1, "id", 23, "5"), (2, "c", 25, "11"))
+    told = head(200, other)
+    told = replace(told, tables={"shop.public.u": told.tables[NAME]})
+    expected.written(told, {"tables/t": Evolution((), (), (), steps=(columns_in(shape(other)),))})
+    look = Publication({"public.u": shape(other)}, frozenset(), 210)
+    _, reasons = noticed.compare(told, "shop", look, (), holds=True, expected=expected)
+    assert reasons == {"shop.public.u": UNRECORDED}
+
+
 @pytest.mark.parametrize("now", ["", "1 2 4"])
 def test_14_nothing_is_expected_of_a_trigger_that_was_not_there_all_the_time(now):
     _, reasons = compared(Expected(), head(100), shape(RENAMED, now), 150)

@@ -1,6 +1,7 @@
 """Reading a stream from any of its replicas: each entry once, whatever becomes of the log servers meanwhile."""
 
 import contextlib
+import json
 import shutil
 import signal
 import time
@@ -41,6 +42,7 @@ from walsender_bridge.errors import (
     CorruptError,
     InvalidReplicaError,
     MalformedMessageError,
+    NotSupportedError,
     SilentError,
     TrimmedError,
     UnavailableError,
@@ -331,9 +333,12 @@ def test_entries_of_another_log_are_an_error(serve) -> None:
 class Wire(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
     """Sends the entries of these offsets, and that the next ones begin at `after`, once it has waited."""
 
-    def __init__(self, offsets: list[int], after: int, pause: float = 0) -> None:
+    def __init__(
+        self, offsets: list[int], after: int, pause: float = 0, version: int = actions.VERSION
+    ) -> None:
         super().__init__("grpc://127.0.0.1:0")
         self._sent = offsets, after, pause
+        self._version = version
 
     def do_get(
         self, context: flight.ServerCallContext, ticket: flight.Ticket
@@ -343,7 +348,8 @@ class Wire(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no 
         time.sleep(pause)
         batch = _batch([StoredEntry(offset, 1, offset, b"entry") for offset in offsets])
         answer = ReadAnswer("log", after, protocol.places_crc(SHOP, batch, after))
-        chunks = iter([(batch, actions.encode(answer))][: 1 if after else 0])
+        about = {**json.loads(actions.encode(answer)), "v": self._version}
+        chunks = iter([(batch, json.dumps(about).encode())][: 1 if after else 0])
         return flight.GeneratorStream(protocol.READ_SCHEMA, chunks)
 
 
@@ -383,6 +389,16 @@ def test_a_read_that_ends_without_a_batch_is_an_error() -> None:
 def test_batches_of_which_no_entry_is_wanted_are_passed_over() -> None:
     with Wire([], 5) as wire, reading(f"grpc://127.0.0.1:{wire.port}") as reader:
         assert seen(reader.read(1, 5, ["public.audit"])) == []
+
+
+def test_a_log_server_that_takes_an_oid_for_a_name_is_refused() -> None:
+    """Version 6 filters by names alone, and would leave out the changes that a renamed table had under another name."""
+    with (
+        Wire([], 5, version=6) as wire,
+        reading(f"grpc://127.0.0.1:{wire.port}") as reader,
+        pytest.raises(NotSupportedError, match="unsupported version 6"),
+    ):
+        seen(reader.read(1, 5, ["16384", "public.papers"]))
 
 
 def test_an_entry_that_takes_longer_than_the_first_timeout_is_waited_for() -> None:

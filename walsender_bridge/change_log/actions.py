@@ -1,8 +1,8 @@
 """Actions of the change log's services: requests and answers over Flight, and their errors.
 
 Request and answer are frozen dataclasses (`repository_messages.py`, `log_server_messages.py`), sent as JSON
-(`runtime/json_model.py`) with the protocol version `v`. The version is raised with every change of a message, so both sides
-know the same fields: one that is missing, unknown or of another type is refused, as is an integer longer than 64 bits, and
+(`runtime/json_model.py`) with the protocol version `v`. The version is raised with every change of a message or of its
+meaning, so both sides know the same fields: one that is missing, unknown or of another type is refused, as is an integer longer than 64 bits, and
 a negative one in a request. In an answer it can be a commit time before 1970, which PostgreSQL sends as a client set it
 (`pg_replication_origin_xact_setup`). What the values mean is checked by the handlers and the cores. Errors are sent with
 their cause, and raised again at the other side as the same class (`fault`, `raised`).
@@ -31,7 +31,8 @@ from walsender_bridge.runtime.certificate_holder import ALL_STREAMS
 from walsender_bridge.runtime.error_record import ErrorRecord
 from walsender_bridge.runtime.tls_files import TLS
 
-VERSION: Final = 6
+#: 7: a read names relations by OID, too. A log server of version 6 would take an OID for a name, and leave out what only that matches.
+VERSION: Final = 7
 #: Bytes of a request, which contains names, numbers and hashes only.
 MAX_REQUEST_BYTES: Final = 4 << 20
 #: Characters of the longest integer in a message.

@@ -24,7 +24,7 @@ from walsender_bridge.runtime.error_record import ErrorRecord
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """The ticket of DoGet: the first batch of the committed entries [from, to). `relations` ("schema.table"): None: all."""
+    """The ticket of DoGet: the first batch of the committed entries [from, to). `relations` ("schema.table", or an OID as text): None: all."""
 
     stream: str
     from_offset: int

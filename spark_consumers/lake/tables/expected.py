@@ -24,30 +24,27 @@ UNRECORDED = "its columns changed, which the event trigger tuskline_ddl has not 
 
 @dataclass
 class _Seen:
-    """Columns that the catalog had at an LSN, of the table in a folder; and those that records have described since."""
+    """Columns that the catalog had at an LSN; and those that records have described since."""
 
-    path: str
     lsn: Lsn
     columns: Columns
     described: set[Columns] = field(default_factory=set)
 
 
 class Expected:
-    """The changes that are expected, by the name of their table. Used by one thread."""
+    """The changes that are expected, by the folder of their table, which a rename does not change. Used by one thread."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
     def written(self, head: Manifest, evolutions: Mapping[str, Evolution]) -> None:
-        """An epoch is published, with these changes of tables by path."""
-        for name, seen in self._seen.items():
-            table = head.tables.get(name)
-            if table is not None and table.path in evolutions:
-                seen.described.update(evolutions[table.path].steps)
+        """The epoch `head` is published, with these changes of tables by path."""
+        paths = {table.path for table in head.tables.values()}
+        self._seen = {path: seen for path, seen in self._seen.items() if path in paths}
+        for path in self._seen.keys() & evolutions.keys():
+            self._seen[path].described.update(evolutions[path].steps)
 
-    def compared(
-        self, name: str, table: TableVersion, now: Shape, lsn: Lsn, read_to: Lsn
-    ) -> Shape | str:
+    def compared(self, table: TableVersion, now: Shape, lsn: Lsn, read_to: Lsn) -> Shape | str:
         """The shape to compare the table with: without the changes of its columns that are expected; or why it is copied again.
 
         `now`: what the catalog had at `lsn`. `read_to`: up to where the lake has read the log.
@@ -55,25 +52,23 @@ class Expected:
         if not table.shape:
             return now
         before = Shape.load(table.shape)
-        seen = self._seen.get(name)
-        if seen is not None and seen.path != table.path:
-            seen = None
+        seen = self._seen.get(table.path)
         if seen is not None:
             if seen.columns in {*seen.described, columns_in(before)}:
                 seen = None
             elif read_to >= seen.lsn:
-                del self._seen[name]
+                del self._seen[table.path]
                 return UNRECORDED
         if not now.recorded or now.recorded != before.recorded:
             seen = None
         elif seen is None and columns_in(now) != columns_in(before):
             if read_to >= lsn:
                 return UNRECORDED
-            seen = _Seen(table.path, lsn, columns_in(now))
+            seen = _Seen(lsn, columns_in(now))
         if seen is None:
-            self._seen.pop(name, None)
+            self._seen.pop(table.path, None)
             return now
-        self._seen[name] = seen
+        self._seen[table.path] = seen
         return with_columns_of(now, before)
 
 

@@ -73,7 +73,7 @@ def compare(
             continue
         # Where a table has stopped, the lake has not read on.
         position = read_to if table.state == LIVE else 0
-        found = expected.compared(name, table, now, publication.lsn, position)
+        found = expected.compared(table, now, publication.lsn, position)
         why = found if isinstance(found, str) else outdated(table, found, publication)
         if isinstance(found, str) or why is not None:
             reasons[name] = going[name] = str(why)

@@ -565,11 +565,11 @@ class TableWork:
         for stream, began, publication in publications:
             later = {name for name, at in self._arrived_at.items() if at >= began}
             holds = self._policy.holds(copied_again=True)
-            shapes = {
-                self._former.get(f"{stream}.{relation}", f"{stream}.{relation}"): shape
-                for relation, shape in publication.shapes.items()
-            }
-            own = {name.removeprefix(f"{stream}."): shape for name, shape in shapes.items()}
+            seen = {f"{stream}.{name}": shape for name, shape in publication.shapes.items()}
+            # Another table may have an earlier name by now: until the name moves, it is not the one that the lake has under it.
+            shapes = seen | {was: seen[now] for now, was in self._former.items() if now in seen}
+            gone = self._former.keys() - {*self._former.values()}
+            own = {n.removeprefix(f"{stream}."): s for n, s in shapes.items() if n not in gone}
             head, found = noticed.compare(
                 *(head, stream, replace(publication, shapes=own), later),
                 holds=holds,
