@@ -80,7 +80,7 @@ class EpochChanges:
         path = str(self._root / table.path)
         stored = self._format.schemas(path, table.snapshot_id)[1]
         wanted = columns_of(name, [f.name for f in stored], self._views)
-        own = [f for f in stored if f.name != ROW_ID]
+        own = [f for f in stored if f.name != ROW_ID] or list(stored)
         # Rows without a column would not be counted.
         schema = pa.schema([f for f in own if f.name in wanted] or own[:1])
         tasks = changes_tasks(path, self.files(name) or (), schema, SIGN)

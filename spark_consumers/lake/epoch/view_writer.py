@@ -7,6 +7,7 @@ fenced and cleaned up as any other; only the link shows it.
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -160,14 +161,10 @@ class ViewWriter:
         changes = EpochChanges(
             self._spark, self._format, self._chain.root, head.tables, tables, usable
         )
-        queries = ViewQueries(self._spark)
-        try:
+        with closing(changes), closing(ViewQueries(self._spark)) as queries:
             for definition, translation in zip(self._definitions, made, strict=True):
                 work = _Work(definition, head, tables, changes, queries, version, stage, scratch)
                 self._staged_view(work, translation, found)
-        finally:
-            changes.close()
-            queries.close()
         return found
 
     def _staged_view(
