@@ -35,12 +35,13 @@ def first_names(history: Iterable[Schema]) -> dict[int, str]:
             first.setdefault(field["id"], field["name"])
     taken: set[str] = set()
     found = {}
-    for number, name in sorted(first.items()):
+    for number, created in sorted(first.items()):
+        name = created
         # What the number was added to may be an earlier column's name, too.
         while name.casefold() in taken:
-            name = f"{name}-{number}"  # noqa: PLW2901
+            name = f"{name}-{number}"
         found[number] = name
-        taken.add(found[number].casefold())
+        taken.add(name.casefold())
     return found
 
 
