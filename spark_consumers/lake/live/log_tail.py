@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -51,6 +52,7 @@ from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.lake.tables.table_filter import filter_of
 from spark_consumers.spark.requirements import has_jvm
 from walsender_bridge.change_log.client import LogClient, LogStatus
+from walsender_bridge.change_log.stream_reader import StreamReader
 from walsender_bridge.errors import LakeError, TrimmedError, from_wire
 from walsender_bridge.postgres.protocol.lsn import Lsn
 
@@ -184,6 +186,7 @@ def open_tail(
             status = _checked(head, client.status(), log)
             plan = _plan(head, status)
             targets = _targets(root, plan, mask_key)
+            _check_readable(status, {stream_of(name) for name in targets})
             packed = {name: PackedTable.of(target, ((), 0)) for name, target in targets.items()}
             addresses = {stream: cut.addresses for stream, cut in status.streams.items()}
             folder = None if reader is None else reader_files.new_folder(root, reader)
@@ -273,6 +276,13 @@ def _followed(head: Manifest, table: TableVersion) -> TableVersion:
         why = "an earlier version of Tuskline has copied it, without a record of its columns"
         return replace(table, state=STALE, as_of=head.epoch, reason=why)
     return table
+
+
+def _check_readable(status: LogStatus, streams: AbstractSet[str]) -> None:
+    """Raise the log server's error unless this reader may read these streams: of a tail without an entry nothing else is read."""
+    for stream in streams & status.streams.keys():
+        with StreamReader.of(status.streams[stream]) as reader:
+            reader.relations()
 
 
 def _targets(root: Place, plan: EpochPlan, key: bytes) -> dict[str, Target]:
