@@ -14,10 +14,10 @@ from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.writer import requests
 from tests.spark.test_equality import compared, states
 from tests.spark.test_recorded_changes import install
-from tests.spark.test_soft_delete import _change, _dies
+from tests.spark.test_soft_delete import _change
 from tests.support.capture_stack import STREAM
 from tests.support.lake_check import assert_no_orphans
-from tests.support.lake_pipeline import Pipeline
+from tests.support.lake_pipeline import Pipeline, dies
 from tests.support.pinned import connect_pinned
 from tests.support.waiting import wait_for
 from walsender_bridge.postgres.table_layout import (
@@ -172,7 +172,7 @@ def test_6_a_history_survives_dying_writers_and_added_columns(
         for _ in range(draw.randrange(1, 4)):
             cuts.execute(f"BEGIN; {'; '.join(_change(draw) for _ in range(4))}; COMMIT")
         if number in {0, 2, 3}:
-            _dies(notes, monkeypatch, points.pop())
+            dies(monkeypatch, notes, points.pop())
             notes.house = notes.lakehouse(**options)
         snapshot = cuts.assert_in(notes.flush())
     assert snapshot["notes"].columns[-5:] == [

@@ -12,11 +12,11 @@ from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.feed_check import Applied, bag_of, changes_of, rows_of
 from tests.support.lake_check import assert_equal, assert_no_orphans
+from tests.support.lake_pipeline import dies
 from tests.support.view_check import assert_views
 from tests.support.waiting import wait_for
 from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Pattern
-from walsender_bridge.runtime import fail_point
 
 BAG, DOCS, PAIRS = (f"{STREAM}.public.{name}" for name in ("bag", "docs", "pairs"))
 
@@ -173,17 +173,9 @@ def test_14_a_writer_that_dies_around_a_rename_leaves_it_to_the_next(
     database.execute("UPDATE docs SET n = 1", "UPDATE bag SET f = 2")
     swap = "BEGIN; ALTER TABLE {0} RENAME TO x; ALTER TABLE {1} RENAME TO {0}; ALTER TABLE x RENAME TO {1}; COMMIT"
 
-    def dies(name):
-        if name == point:
-            # While its epoch is written, which has the earlier names.
-            database.execute(swap.format("docs", "bag"), "UPDATE bag SET n = n + 1")
-            raise RuntimeError("dies")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fail_point, "hit", dies)
-        with pytest.raises(RuntimeError, match="dies"):
-            pipeline.flush()
-    pipeline.house.close()
+    # While its epoch is written, which has the earlier names.
+    meanwhile = swap.format("docs", "bag"), "UPDATE bag SET n = n + 1"
+    dies(monkeypatch, pipeline, point, meanwhile)
     pipeline.house = pipeline.lakehouse()
     database.execute("DELETE FROM bag WHERE id = 4", "INSERT INTO docs (a) VALUES (1)")
     assert_equal(database.dsn, pipeline.flush())

@@ -135,16 +135,12 @@ def test_random_changes_leave_what_postgresql_selects(filtered, database, monkey
         live = read(filtered.spark, filtered.lake, live=True, log=filtered.log.address)
         assert_filtered(filtered, live)
         if number == 3:
-            _dies(filtered, monkeypatch)
+            dies(monkeypatch, filtered, "before-manifest")
+            filtered.house = filtered.lakehouse(layouts=RULES)
         assert_filtered(filtered, filtered.flush())
     assert {name: table.path for name, table in filtered.head().tables.items()} == paths
     assert states(compared(filtered)) == dict.fromkeys(FILTERS, EQUAL)
     assert_no_orphans(filtered.spark, filtered.lake)
-
-
-def _dies(pipeline, monkeypatch):
-    dies(monkeypatch, pipeline, "before-manifest")
-    pipeline.house = pipeline.lakehouse(layouts=RULES)
 
 
 def test_values_that_are_not_sent(filtered, database):

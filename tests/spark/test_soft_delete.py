@@ -163,7 +163,7 @@ def test_random_changes_with_partitions_columns_and_dying_writers(
                 "ALTER TABLE notes ADD extra int; ALTER TABLE notes RENAME extra TO more"
             )
         if number in {3, 6}:
-            _dies(soft, monkeypatch, draw.choice(["staged", "before-manifest", "after-manifest"]))
+            dies(monkeypatch, soft, draw.choice(["staged", "before-manifest", "after-manifest"]))
             soft.house = soft.lakehouse(layouts=[rule(layout=layout)])
         soft.barrier()
         if number != 2:
@@ -193,10 +193,6 @@ def _change(draw):
             "TRUNCATE notes" if draw.random() < 0.3 else "SELECT 1",
         ]
     )
-
-
-def _dies(pipeline, monkeypatch, point):
-    dies(monkeypatch, pipeline, point)
 
 
 def test_masks_stay_and_views_choose_the_living(spark, tmp_path, database):

@@ -55,11 +55,12 @@ def maintaining(pipeline, **limits):
         assert not thread.is_alive()
 
 
-def dies(monkeypatch, pipeline, point):
-    """The round of a flush ends at a fail point, and the writer with it: the caller makes the next one."""
+def dies(monkeypatch, pipeline, point, meanwhile=()):
+    """The round of a flush ends at a fail point, and the writer with it: the caller makes the next one. `meanwhile`: statements that run there."""
 
     def die(name):
         if name == point:
+            pipeline.database.execute(*meanwhile)
             raise RuntimeError("dies")
 
     with monkeypatch.context() as patch:

@@ -1,6 +1,6 @@
 """The changed rows of an epoch's tables, for its views: each is found and read once, however many views need it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -12,18 +12,17 @@ from spark_consumers.lake.epoch.table_changes import (
 )
 from spark_consumers.lake.epoch.task_rows import frame_of
 from spark_consumers.lake.format.table_format import ROW_ID, TableFormat
-from spark_consumers.lake.manifest.chain import TableVersion
 from spark_consumers.lake.store.place import Place
 from spark_consumers.lake.views.expressions import can_be_quoted, quoted
 from spark_consumers.lake.views.incremental import SIGN, Flat, Grouped
+from spark_consumers.lake.views.plan import Tables
 from spark_consumers.lake.views.translate import Translation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Changed rows that are sent to all executors, so that what they are joined with is not shuffled.
+#: Rows that are sent to all executors.
 _BROADCAST = 100_000
-Tables = Mapping[str, TableVersion]
 
 
 class EpochChanges:
@@ -67,13 +66,9 @@ class EpochChanges:
 
     def frame(self, name: str) -> "DataFrame":
         """A table's changed rows with their signs (`SIGN`), in the columns that the views need."""
-        from pyspark.sql.functions import broadcast
-
         if name not in self._frames:
             self._frames[name] = self._read(name).persist()
-        frame = self._frames[name]
-        rows = sum(file.rows for file in self.files(name) or ())
-        return broadcast(frame) if rows <= _BROADCAST else frame
+        return sent(self._frames[name], sum(file.rows for file in self.files(name) or ()))
 
     def _read(self, name: str) -> "DataFrame":
         table = self._after[name]
@@ -91,6 +86,13 @@ class EpochChanges:
         for frame in self._frames.values():
             frame.unpersist()
         self._frames.clear()
+
+
+def sent(frame: "DataFrame", rows: int) -> "DataFrame":
+    """The frame, which has so many rows: sent to all executors if these are few, so that what it is joined with is not shuffled."""
+    from pyspark.sql.functions import broadcast
+
+    return broadcast(frame) if rows <= _BROADCAST else frame
 
 
 def columns_of(table: str, columns: Sequence[str], views: Sequence[Translation]) -> set[str]:

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumers.lake.catalog.open_catalog import for_reading
 from spark_consumers.lake.epoch.arranged import arranged, by_position
-from spark_consumers.lake.epoch.epoch_changes import EpochChanges
+from spark_consumers.lake.epoch.epoch_changes import EpochChanges, sent
 from spark_consumers.lake.epoch.new_tables import NewTables
 from spark_consumers.lake.epoch.stage import Staged, joined
 from spark_consumers.lake.epoch.table_changes import ChangedFile, count
@@ -49,6 +49,7 @@ from spark_consumers.lake.views.plan import (
     Compute,
     Keep,
     Stale,
+    Tables,
     decide,
     is_too_much,
 )
@@ -60,13 +61,10 @@ from walsender_bridge.runtime import logs
 
 log = logs.logger()
 
-#: Changed rows that are sent to all executors, so that what they are joined with is not shuffled.
-_BROADCAST = 100_000
 #: SQLSTATE classes of errors that a query has for the values that it meets, or for its text.
 _OF_QUERY = ("22", "42")
 #: How Spark says that a data file of a table is damaged, which no attempt mends.
 _OF_DAMAGE = ("CorruptError: ", "ChecksumException: ")
-Tables = Mapping[str, TableVersion]
 
 
 @dataclass
@@ -377,7 +375,7 @@ class ViewWriter:
         cached.append(union.cache())
         groups = work.queries.query(form.changed_groups, {"u": union}).cache()
         cached.append(groups)
-        frames = {"d": _sent(groups), "v": self._read(table)}
+        frames = {"d": sent(groups, groups.count()), "v": self._read(table)}
         removed = work.queries.query(form.removed, frames)
         again: DataFrame | None = None
         if form.unknown:
@@ -386,7 +384,7 @@ class ViewWriter:
             again = unknown if unknown.head(1) else None
         if again is None:
             return removed.unionAll(work.queries.query(form.added(but=False), frames))
-        frames["r"] = _sent(again)
+        frames["r"] = sent(again, again.count())
         computed = work.queries.query(
             form.again, {**self._frames(work.tables, made), "r": frames["r"]}
         )
@@ -438,13 +436,6 @@ class ViewWriter:
 
     def _path(self, table: TableVersion) -> str:
         return str(self._chain.root / table.path)
-
-
-def _sent(frame: DataFrame) -> DataFrame:
-    """The frame, which is cached: sent to all executors if it is small."""
-    from pyspark.sql.functions import broadcast
-
-    return broadcast(frame) if frame.count() <= _BROADCAST else frame
 
 
 def _usable(made: Translation) -> Translation:
