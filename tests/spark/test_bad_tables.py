@@ -45,7 +45,7 @@ def spoil(pipeline, database):
     return before, pipeline.flush()
 
 
-def test_one_bad_value_stops_its_table_alone(bills, database):
+def test_12_one_bad_value_stops_its_table_alone(bills, database):
     before, after = spoil(bills, database)
     table = after.manifest.tables[BILLS]
     assert (table.state, table.as_of) == ("stale", before.epoch)
@@ -100,7 +100,7 @@ def test_setting_such_rows_aside_is_a_way_out_without_a_copy(bills, database):
 
 
 @pytest.mark.long
-def test_who_wants_all_or_nothing_gets_it(bills, database):
+def test_12_who_wants_all_or_nothing_gets_it(bills, database):
     bills.all_or_nothing()
     with pytest.raises(UnsupportedValueError, match=r"holds the epochs back(?s:.)*infinity"):
         spoil(bills, database)

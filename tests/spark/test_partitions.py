@@ -1,5 +1,6 @@
 """Tables with partitions, sort orders and options of their own: equal to PostgreSQL in every engine, and pruned."""
 
+from collections import Counter
 from random import Random
 
 import pyarrow.parquet as pq
@@ -7,6 +8,7 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
+from spark_consumers.lake.epoch import plan
 from tests.support.capture_stack import STREAM
 from tests.support.engines import assert_read_by_engines, metadata_of
 from tests.support.iceberg_check import assert_valid
@@ -99,6 +101,43 @@ def test_partitions_come_go_and_change_while_rows_do(spark, tmp_path, database, 
         equal_everywhere(pipeline, database)
         assert {n: t.path for n, t in pipeline.head().tables.items()} == before
         assert_no_orphans(spark, pipeline.lake)
+
+
+def test_11_an_epoch_of_many_ranges_writes_one_file_for_each_partition_that_it_touches(
+    spark, tmp_path, database, monkeypatch
+):
+    database.execute(*ORDERS)
+    with Pipeline(spark, tmp_path, database, ["public.orders", "public.bag"]) as pipeline:
+        restarted(pipeline, rule("public.orders", ["region"]))
+        pipeline.wait_for_tables("orders", "bag")
+        monkeypatch.setattr(plan, "RANGE_BYTES", 1)
+        before = {name: files_of(pipeline, name) for name in ("orders", "bag")}
+        link = pipeline.head().link
+        for number in range(6):
+            database.execute(
+                "BEGIN",
+                f"UPDATE orders SET note = 'r{number}' WHERE day = '2024-01-02' AND id % 4 < 2",
+                f"INSERT INTO orders (id, region) VALUES ({100 + number}, 'new')",
+                f"INSERT INTO bag VALUES ({number}, 'x'), ({number}, 'y')",
+                "COMMIT",
+            )
+            # The log has it before the next one comes: each is a range of its own.
+            pipeline.barrier()
+        equal_everywhere(pipeline, database)
+        assert pipeline.head().link == link + 1
+        written = {name: files_of(pipeline, name) - before[name] for name in before}
+        touched = Counter(partition for _, partition in written["orders"])
+        # Two of the regions that there were, and a new one.
+        assert sorted(touched.values()) == [1, 1, 1], touched
+        assert len(written["bag"]) == 1
+
+
+def files_of(pipeline, name):
+    """The data files of a table, each with its partition."""
+    return {
+        (task.file.file_path, str(task.file.partition))
+        for task in table_of(pipeline, name).scan().plan_files()
+    }
 
 
 def test_data_files_are_sorted_and_compressed_as_the_options_say(spark, tmp_path, database):

@@ -44,7 +44,7 @@ def resume(pipeline, name):
         pipeline.flush()
 
 
-def test_a_table_that_the_library_refuses_to_commit_to_stops_alone(pipeline, database):
+def test_12_a_table_that_the_library_refuses_to_commit_to_stops_alone(pipeline, database):
     spoil(pipeline, DOCS)
     database.execute("UPDATE docs SET n = n + 1", "UPDATE pairs SET tags = '{7}' WHERE b = 'x'")
     shown = pipeline.flush()
