@@ -398,14 +398,16 @@ def test_27_rows_that_an_epoch_only_moves_are_no_changes_of_its_views(
             database.execute(change)
             assert_views(database, pipeline.flush(), views)
         assert computed == []
-        assert counts == [(1, 20), (1, 1), (1 if deletes == "vectors" else 0, 5)]
+        assert counts == [(1, 20), (1, 1), (1, 5)]
         # An attempt that fails leaves the table's write to the next one, whose own files have other names: these rows count as changed.
         database.execute("UPDATE facts SET n = 5, body = 'y' WHERE id = 3")
         with monkeypatch.context() as patch:
             patch.setattr(fail_point, "hit", failing_at("views-staged"))
             with pytest.raises(RuntimeError, match="fails here"):
                 pipeline.flush()
-        assert_views(database, pipeline.flush(), views)
+        # The same epoch once more.
+        pipeline.house.run_once()
+        assert_views(database, read(spark, pipeline.lake), views)
         assert counts[-1] == (1, 1004 + 1004)
         assert_equal_tables(pipeline)
 
