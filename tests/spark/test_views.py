@@ -369,7 +369,7 @@ def test_27_rows_that_an_epoch_only_moves_are_no_changes_of_its_views(
         ViewDefinition("views.sums", "SELECT g, count(*) AS rows, sum(n) FROM facts GROUP BY g"),
     )
     computed, counts = [], []
-    compute, files = view_writer.ViewWriter._compute, epoch_changes.changed_files
+    compute, files = view_writer.ViewWriter._compute, table_changes.changed_files
 
     def computing(self, work, *rest):
         computed.append(work.definition.name)
