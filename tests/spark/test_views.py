@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from spark_consumers import Source, read
 from spark_consumers.lake.epoch import (
     epoch_changes,
+    epoch_writer,
     table_changes,
     view_attempts,
     view_sink,
@@ -20,6 +21,7 @@ from spark_consumers.lake.epoch import (
 from spark_consumers.lake.flush import flush
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.verify import verify
+from spark_consumers.lake.views import plan
 from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.writer import requests
 from tests.support import bank_load
@@ -30,6 +32,7 @@ from tests.support.stack import Stack
 from tests.support.view_check import assert_views, assert_views_of_epoch
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import LakeError
+from walsender_bridge.runtime import fail_point
 
 FLAT = ViewDefinition("views.titles", "SELECT id, title, n * 2 AS twice FROM docs WHERE id <> 3")
 BY_TITLE = ViewDefinition(
@@ -346,6 +349,77 @@ def test_an_epoch_reads_of_a_table_only_what_has_changed_for_its_views(
         assert not [
             view for view in spark.catalog.listTables() if view.name.startswith("tuskline_")
         ]
+
+
+@pytest.mark.parametrize("deletes", ["vectors", "copy-on-write"])
+def test_27_rows_that_an_epoch_only_moves_are_no_changes_of_its_views(
+    spark, tmp_path, database, monkeypatch, deletes
+):
+    """Where the writer joins small files, or copies on write, views get the changed rows, and are not computed again."""
+    # Each epoch makes all small files one.
+    monkeypatch.setattr(epoch_writer.EpochWriter, "_small_files", lambda *_: 0)
+    monkeypatch.setattr(plan, "_FEW", 100)
+    database.execute(
+        "CREATE TABLE facts (id int PRIMARY KEY, g int, body text, n int)",
+        "ALTER TABLE facts ALTER body SET STORAGE EXTERNAL",
+        "INSERT INTO facts SELECT g, g % 50, repeat('x', 3000), g FROM generate_series(1, 1000) g",
+    )
+    views = (
+        ViewDefinition("views.flat", "SELECT id, n + 1 AS more, length(body) AS l FROM facts"),
+        ViewDefinition("views.sums", "SELECT g, count(*) AS rows, sum(n) FROM facts GROUP BY g"),
+    )
+    computed, counts = [], []
+    compute, files = view_writer.ViewWriter._compute, table_changes.changed_files
+
+    def computing(self, work, *rest):
+        computed.append(work.definition.name)
+        return compute(self, work, *rest)
+
+    def finding(before, after, moves):
+        found = files(before, after, moves)
+        counts.append((len(moves), sum(file.rows for file in found)))
+        return found
+
+    monkeypatch.setattr(view_writer.ViewWriter, "_compute", computing)
+    monkeypatch.setattr(epoch_changes, "changed_files", finding)
+    with Pipeline(spark, tmp_path, database, ("public.facts",)) as pipeline:
+        pipeline.house.close()
+        pipeline.house = pipeline.lakehouse(views=views, deletes={"default": deletes})
+        pipeline.wait_for_tables("facts")
+        assert_views(database, pipeline.flush(), views)
+        computed.clear()
+        counts.clear()
+        for change in (
+            # Without the value of `body`: the rows are completed from the files that are rewritten.
+            "UPDATE facts SET n = -n WHERE id % 100 = 0",
+            "DELETE FROM facts WHERE id = 57",
+            "INSERT INTO facts SELECT 2000 + g, g, 'new', g FROM generate_series(1, 5) g",
+        ):
+            database.execute(change)
+            assert_views(database, pipeline.flush(), views)
+        assert computed == []
+        assert counts == [(1, 20), (1, 1), (1, 5)]
+        # An attempt that fails leaves the table's write to the next one, whose own files have other names: these rows count as changed.
+        database.execute("UPDATE facts SET n = 5, body = 'y' WHERE id = 3")
+        with monkeypatch.context() as patch:
+            patch.setattr(fail_point, "hit", failing_at("views-staged"))
+            with pytest.raises(RuntimeError, match="fails here"):
+                pipeline.flush()
+        # The same epoch once more.
+        pipeline.house.run_once()
+        assert_views(database, read(spark, pipeline.lake), views)
+        assert counts[-1] == (1, 1004 + 1004)
+        assert_equal_tables(pipeline)
+
+
+def failing_at(point):
+    """For `fail_point.hit`: an error at this one."""
+
+    def hit(name):
+        if name == point:
+            raise RuntimeError("fails here")
+
+    return hit
 
 
 BANK = (

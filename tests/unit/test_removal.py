@@ -1,18 +1,24 @@
 """What an epoch removes from a table's files, by the functions of the executors: vectors, files that go, files rewritten."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyroaring import BitMap64
 
 from spark_consumers.lake.epoch import removal
-from spark_consumers.lake.epoch.removal import RemovalTask, run_removal
+from spark_consumers.lake.epoch.complete import Completed, moved
+from spark_consumers.lake.epoch.removal import RemovalTask, Rewrite, run_removal
 from spark_consumers.lake.epoch.stage import Patches, Staged
+from spark_consumers.lake.epoch.table_changes import Moved, changed_files, changes_tasks
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.data_files import Stage, write_data, write_partial, write_table
-from spark_consumers.lake.format.table_format import ROW_ID, FileInfo
+from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, ScanFile
+from spark_consumers.lake.index.build import bitmaps_table
+from spark_consumers.lake.index.run_format import DataFile
 from tests.support.lake.table_on_disk import TableOnDisk
 from walsender_bridge.errors import CorruptError
 
@@ -70,10 +76,17 @@ class Epochs:
             patches, rows = (Patches(made_of, *rows or (None,)),), ()
         return Staged("t", 0, 1, None, rows, deletes, patches, removals)
 
-    def apply(self, *, small_files=MORE, **changes) -> None:
+    def apply(self, *, small_files=MORE, **changes) -> list[Completed]:
         staged = self.staged(**changes)
         scratch = str(self.folder / f"scratch-{self.number}")
-        self.disk.apply(self.target(), staged, scratch, small_files=small_files)
+        return self.disk.apply(self.target(), staged, scratch, small_files=small_files)
+
+    def scanned(self) -> list[ScanFile]:
+        """Its data files, as a scan of its snapshot finds them."""
+        return [
+            ScanFile(file.path, file.size, file.rows, self.disk.vectors.get(name))
+            for name, file in self.disk.files.items()
+        ]
 
     def rows(self) -> list[tuple[int, str]]:
         table = self.disk.rows(self.schema)
@@ -211,6 +224,46 @@ def test_a_large_file_that_is_half_dead_is_rewritten(tmp_path, monkeypatch):
     assert [v.rows for v in table.disk.vectors.values()] == [1]
     table.apply(remove=[80, 100])
     assert len(table.rows()) == 96
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["small files", "copied on write"])
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "bag"])
+def test_moved_rows_are_not_among_the_changes_of_a_write(tmp_path, keyed, copied):
+    """What the tasks read is the difference, whatever is rewritten; and each changed row once, unless a row takes its own place."""
+    table = Epochs(tmp_path, keyed=keyed)
+    table.copy_on_write = copied
+    table.apply(add=[(k, f"v{k}") for k in range(40)])
+    rewritten = 0
+    for number in range(10):
+        before, was = table.scanned(), Counter(table.rows())
+        gone = sorted(was)[number::9]
+        patch = {gone[0][0]: 200 + number} if keyed and number % 2 else None
+        new = [(100 + 10 * number + n, f"w{number}") for n in range(number % 4)]
+        what = {"remove": [k for k, _ in gone]} if keyed else {"counts": dict.fromkeys(gone, 1)}
+        done = table.apply(add=new, patch=patch, small_files=2, **what)
+        moves = [each.moved for each in done if each.moved]
+        rewritten += len(moves)
+        found = changed_files(before, table.scanned(), moves)
+        read: Counter[tuple[int, str]] = Counter()
+        for task in changes_tasks(str(tmp_path / "t"), found, COLUMNS, "sign"):
+            for batch in task.run():
+                for k, v, sign in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+                    read[k, v] += sign
+        now = Counter(table.rows())
+        assert {row: n for row, n in read.items() if n} == {
+            row: now[row] - was[row] for row in now | was if now[row] != was[row]
+        }
+        assert sum(file.rows for file in found) == len(gone) + len(new) + bool(patch)
+    assert rewritten > 1
+
+
+def test_rows_that_a_rewrite_changes_are_not_moved(tmp_path):
+    """A TRUNCATE of a table that keeps deleted rows marks those that it rewrites."""
+    path = write_partial(f"{tmp_path}/removed.arrow", bitmaps_table({"data/a": BitMap64([1])}))
+    rewrite = Rewrite((DataFile("data/a", 3, 1),), path)
+    made = (FileInfo(f"{tmp_path}/data/b", 2, 1),)
+    assert moved(rewrite, made) == Moved({"data/a": 1}, path, ("data/b",))
+    assert moved(replace(rewrite, emptied=(1, 2)), made) is None
 
 
 def test_a_damaged_index_is_told_and_nothing_is_removed(tmp_path):

@@ -10,7 +10,12 @@ import pytest
 
 from spark_consumers.lake.epoch import view_writer
 from spark_consumers.lake.epoch.epoch_changes import columns_of
-from spark_consumers.lake.epoch.table_changes import ChangedFile, changed_files, changes_tasks
+from spark_consumers.lake.epoch.table_changes import (
+    ChangedFile,
+    Moved,
+    changed_files,
+    changes_tasks,
+)
 from spark_consumers.lake.epoch.view_attempts import ViewAttempts
 from spark_consumers.lake.epoch.view_writer import ViewWriter
 from spark_consumers.lake.format.table_format import ScanFile, Vector
@@ -384,6 +389,38 @@ def test_two_snapshots_differ_by_new_files_gone_files_and_new_removals():
         "d": ChangedFile("/t/data/d", -1, 1, 3, None, vector("d", 1, "v3")),
     }
     assert changed_files(after, after) == []
+
+
+def test_rows_that_a_write_has_only_moved_are_no_changes():
+    def file(name, rows, dead=0):
+        vector = Vector(name, f"v-{name}", 0, 0, dead, 0) if dead else None
+        return ScanFile(f"/t/data/{name}", 1, rows, vector)
+
+    def changes(move, before, after):
+        return sorted(
+            (each.path[-1], each.sign, each.rows, each.only)
+            for each in changed_files(before, after, [move])
+        )
+
+    before = [file("a", 10, 2), file("b", 5), file("c", 4), file("d", 8, 1)]
+    after = [file("c", 4), file("n", 12), file("o", 7), file("p", 3)]
+    move = Moved({"data/a": 3, "data/b": 0, "data/d": 1}, "scratch", ("data/n", "data/o"))
+    # One row of `a` was removed, `b` and `d` are as they were; `p` has the epoch's own rows.
+    assert changes(move, before, after) == [("a", -1, 1, "scratch"), ("p", 1, 3, None)]
+    whole = [("a", -1, 8, None), ("b", -1, 5, None), ("d", -1, 7, None)]
+    whole += [("n", 1, 12, None), ("o", 1, 7, None), ("p", 1, 3, None)]
+    # Of another attempt; of a file that is not new, or not gone; with other rows than it says.
+    for other, old, new in [
+        (replace(move, new=("data/m", "data/o")), before, after),
+        (replace(move, old={**move.old, "data/x": 0}), before, after),
+        (replace(move, old={**move.old, "data/a": 4}), before, after),
+        (replace(move, old={**move.old, "data/a": 1, "data/b": 2}), before, after),
+    ]:
+        assert changes(other, old, new) == whole
+    stays = [*after, file("b", 5)]
+    assert ("n", 1, 12, None) in changes(move, before, stays)
+    removed = [file("c", 4), file("n", 13, 1), file("o", 7), file("p", 3)]
+    assert ("n", 1, 12, None) in changes(move, before, removed)
 
 
 def test_a_task_reads_so_many_rows_at_most_whether_they_have_changed_or_not():

@@ -25,11 +25,13 @@ from spark_consumers.lake.epoch.removal import (
     one,
 )
 from spark_consumers.lake.epoch.rewritten import rewritten, row_groups
+from spark_consumers.lake.epoch.table_changes import Moved
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.arranged_files import write_arranged
 from spark_consumers.lake.format.data_files import as_damage, read_data, read_partial
 from spark_consumers.lake.format.iceberg_schema import by_number
-from spark_consumers.lake.format.table_format import FileInfo
+from spark_consumers.lake.format.table_format import FileInfo, name_of
+from spark_consumers.lake.index.build import bitmaps_in
 from spark_consumers.lake.index.digests import Int64s
 from spark_consumers.lake.index.run_format import IndexDamagedError, Run
 
@@ -54,13 +56,14 @@ class CompleteTask:
 class Completed:
     """The files that have the completed rows: the representable ones, and the quarantined ones.
 
-    `dropped`: how many rows do not meet the table's row filter.
+    `dropped`: how many rows do not meet the table's row filter. `moved`: which rows are in other files now, as they were.
     """
 
     table: str
     rows: tuple[FileInfo, ...] = ()
     quarantined: QuarantineFile | None = None
     dropped: int = 0
+    moved: Moved | None = None
 
 
 def run_complete(task: CompleteTask) -> Completed:
@@ -68,8 +71,17 @@ def run_complete(task: CompleteTask) -> Completed:
     prefix = f"{task.target.prefix}-{{}}-{task.number}.parquet"
     if task.rewrite is not None:
         files = rewritten(task.target, task.rewrite, prefix.format("rewritten"))
-        return Completed(task.target.name, files)
+        return Completed(task.target.name, files, moved=moved(task.rewrite, files))
     return _patch(task, prefix.format("rows"))
+
+
+def moved(rewrite: Rewrite, files: tuple[FileInfo, ...]) -> Moved | None:
+    """The move that a rewrite into these files is; none if it has changed rows."""
+    if rewrite.emptied is not None:
+        return None
+    removed = bitmaps_in(rewrite.removed)
+    old = {file.name: len(removed[file.name]) for file in rewrite.files}
+    return Moved(old, rewrite.removed, tuple(name_of(file.path) for file in files))
 
 
 def _patch(task: CompleteTask, path: str) -> Completed:

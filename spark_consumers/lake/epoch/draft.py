@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from spark_consumers.lake.epoch.complete import Completed, CompleteTask, Indexed, IndexTask
 from spark_consumers.lake.epoch.removal import Located, RemovalTask, Removed
 from spark_consumers.lake.epoch.stage import Patches, Staged
+from spark_consumers.lake.epoch.table_changes import Moved
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.format.table_format import FileInfo, RowIds
 from spark_consumers.lake.index.run_format import Run
@@ -57,6 +58,11 @@ class Draft:
     def rows(self) -> list[FileInfo]:
         """The files of rows that are added."""
         return [*self.staged.rows, *(file for done in self.done for file in done.rows)]
+
+    @property
+    def moves(self) -> list[Moved]:
+        """The rows that go into other files as they are."""
+        return [done.moved for done in self.done if done.moved is not None]
 
     def removal(self, scratch: str, small_files: int) -> RemovalTask:
         """Find what is removed."""

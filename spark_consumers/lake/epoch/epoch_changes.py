@@ -1,12 +1,13 @@
 """The changed rows of an epoch's tables, for its views: each is found and read once, however many views need it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from spark_consumers.lake.epoch.table_changes import (
     ChangedFile,
+    Moved,
     changed_files,
     changes_tasks,
 )
@@ -26,7 +27,10 @@ _BROADCAST = 100_000
 
 
 class EpochChanges:
-    """What an epoch changes in its tables, from those of `before` to those of `after`, as these views need it."""
+    """What an epoch changes in its tables, from those of `before` to those of `after`, as these views need it.
+
+    `moves`: the rows that it has only moved into other data files, by the table's name.
+    """
 
     def __init__(
         self,
@@ -35,12 +39,14 @@ class EpochChanges:
         root: Place,
         before: Tables,
         after: Tables,
+        moves: Mapping[str, Sequence[Moved]],
         views: Sequence[Translation],
     ) -> None:
         self._spark = spark
         self._format = tables
         self._root = root
         self._before, self._after = before, after
+        self._moves = moves
         self._views = views
         self._files: dict[str, list[ChangedFile] | None] = {}
         self._frames: dict[str, DataFrame] = {}
@@ -62,7 +68,7 @@ class EpochChanges:
         if any(file.deletes for file in (*before, *after)):
             # An earlier version has removed rows by their keys.
             return None
-        return changed_files(before, after)
+        return changed_files(before, after, self._moves.get(name, ()))
 
     def frame(self, name: str) -> "DataFrame":
         """A table's changed rows with their signs (`SIGN`), in the columns that the views need."""

@@ -50,6 +50,7 @@ from spark_consumers.lake.epoch.stage import (
     joined,
     total_changes,
 )
+from spark_consumers.lake.epoch.table_changes import Moved
 from spark_consumers.lake.epoch.target import Target, columns_of, names_in
 from spark_consumers.lake.epoch.view_attempts import ViewAttempts
 from spark_consumers.lake.epoch.view_writer import ViewWriter
@@ -250,11 +251,13 @@ class EpochWriter:
             timings.stage = time.monotonic() - began
             fail_point.hit("staged")
             try:
-                tables = self._write_tables(plan, targets, stage, staged, removed, forced, timings)
+                tables, moves = self._write_tables(
+                    plan, targets, stage, staged, removed, forced, timings
+                )
             except ShapeChangedError as changed:
                 raise ShapeChangedError(changed.mismatches, changed.records, followed) from None
             timings.write = time.monotonic() - began - timings.stage
-            views = self._write_views(head, plan, tables, stage, timings)
+            views = self._write_views(head, plan, tables, moves, stage, timings)
             timings.views = time.monotonic() - began - timings.stage - timings.write
             written_feeds = self._feeds.write(head, plan, fed, stage)
             fail_point.hit("feeds-written")
@@ -554,8 +557,11 @@ class EpochWriter:
         removed: Mapping[str, Sequence[Removed | Located]],
         forced: Collection[str],
         timings: Timings,
-    ) -> dict[str, TableVersion]:
-        """Complete what the tables have to complete, and make each table's write."""
+    ) -> tuple[dict[str, TableVersion], dict[str, list[Moved]]]:
+        """Complete what the tables have to complete, and make each table's write.
+
+        All tables, and of those that are written the rows that are only moved.
+        """
         began = time.monotonic()
         scratch = str(self._chain.staging / str(stage))
         drafts = {
@@ -611,26 +617,27 @@ class EpochWriter:
         tables = {**plan.tables, **dict(zip(staged, written, strict=True))}
         # From here on all changes come after each of their snapshots.
         shown = {name: replace(tables[name], chunks=()) for name in plan.fresh}
-        return {**tables, **shown}
+        return {**tables, **shown}, {name: draft.moves for name, draft in drafts.items()}
 
     def _write_views(
         self,
         head: Manifest,
         plan: EpochPlan,
         tables: Mapping[str, TableVersion],
+        moves: Mapping[str, Sequence[Moved]],
         stage: Stage,
         timings: Timings,
     ) -> dict[str, ViewVersion]:
         """Keep the views of these tables, which are written and not published."""
         self.progress.step("keep views")
         scratch = str(self._chain.staging / str(stage))
-        found = self._views.stage(head, tables, plan.version, stage, scratch)
+        found = self._views.stage(head, tables, moves, plan.version, stage, scratch)
         fail_point.hit("views-staged")
         if not found.staged:
             return found.views
         changed = replace(plan, tables=found.tables, fresh=frozenset())
         own = Timings()
-        written = self._write_tables(changed, found.targets, stage, found.staged, {}, (), own)
+        written, _ = self._write_tables(changed, found.targets, stage, found.staged, {}, (), own)
         timings.tables |= own.tables
         return found.written(written)
 

@@ -19,7 +19,7 @@ from spark_consumers.lake.epoch.arranged import arranged, by_position
 from spark_consumers.lake.epoch.epoch_changes import EpochChanges, sent
 from spark_consumers.lake.epoch.new_tables import NewTables
 from spark_consumers.lake.epoch.stage import Staged, joined
-from spark_consumers.lake.epoch.table_changes import ChangedFile, count
+from spark_consumers.lake.epoch.table_changes import ChangedFile, Moved, count
 from spark_consumers.lake.epoch.target import Target
 from spark_consumers.lake.epoch.view_attempts import ViewAttempts, ViewTimeoutError
 from spark_consumers.lake.epoch.view_queries import ViewQueries
@@ -142,9 +142,15 @@ class ViewWriter:
         self._new = NewTables(chain, tables, term, deletes)
 
     def stage(
-        self, head: Manifest, tables: Tables, version: int, stage: Stage, scratch: str
+        self,
+        head: Manifest,
+        tables: Tables,
+        moves: Mapping[str, Sequence[Moved]],
+        version: int,
+        stage: Stage,
+        scratch: str,
     ) -> StagedViews:
-        """The views of the epoch `version`, whose tables are these, after `head`.
+        """The views of the epoch `version`, whose tables are these, after `head`. `moves`: see `EpochChanges`.
 
         Raises what makes the epoch fail; a view that fails for itself is stale.
         """
@@ -157,7 +163,9 @@ class ViewWriter:
         made = [refused or self._translation(each, known) for each in self._definitions]
         usable = [each for each in made if isinstance(each, Translation)]
         changes = EpochChanges(
-            self._spark, self._format, self._chain.root, head.tables, tables, usable
+            *(self._spark, self._format, self._chain.root, head.tables, tables),
+            moves,
+            usable,
         )
         with closing(changes), closing(ViewQueries(self._spark)) as queries:
             for definition, translation in zip(self._definitions, made, strict=True):
