@@ -38,8 +38,11 @@ from walsender_bridge.runtime.sql import load
 #: As sql/flush/functions.sql looks for it.
 APPLICATION_NAME: Final = "tuskline-lake"
 CHANNEL: Final = "tuskline_flush"
+_CHANNEL: Final = CHANNEL.encode()
 #: Seconds to let requests gather, so that sessions that wait at the same time share one barrier.
 _GATHER: Final = 0.1
+#: Seconds to read what goes on arriving, before what was heard is looked at.
+_READ: Final = 0.5
 #: Seconds between two checks whether this driver still writes the lake, and is to stop. No query is sent for it.
 _CHECK: Final = 1.0
 #: Seconds after the last notification until nobody waits: sessions notify once a second.
@@ -233,15 +236,10 @@ class _Listener:
             if not ready:
                 continue
             self._stop.wait(_GATHER)
-            connection.pgconn.consume_input()
-            heard: list[tuple[int, tuple[str, int]]] = []
-            while found := connection.pgconn.notifies():
-                request = asked(found.extra.decode(errors="replace"))
-                if found.relname.decode() == CHANNEL and request is not None:
-                    heard.append((found.be_pid, request))
+            heard = _heard(connection)
             allowed = self._allowed(server, {pid for pid, _ in heard})
             for kind in (FLUSH, SYNC):
-                xids = {xid for pid, (of, xid) in heard if of == kind and pid in allowed}
+                xids = {xid for (pid, of), xid in heard.items() if of == kind and pid in allowed}
                 if xids:
                     self._ask(server, kind, frozenset(xids))
 
@@ -340,6 +338,24 @@ class _Listener:
                 # Its row or the functions may be gone: the driver registers again, or says what is missing.
                 server.ended.set()
                 raise
+
+
+def _heard(connection: BoundedConnection) -> dict[tuple[int, str], int]:
+    """The transaction that each session (process, kind of request) has asked for last: it waits for one at a time.
+
+    Reads all that has arrived. What a listener leaves stays in the server's queue, before the requests of others, and once the
+    queue is full, no session can NOTIFY. However much was sent, the result has two values for each session at most.
+    """
+    heard: dict[tuple[int, str], int] = {}
+    until = time.monotonic() + _READ
+    while True:
+        connection.pgconn.consume_input()
+        while found := connection.pgconn.notifies():
+            if found.relname == _CHANNEL and (request := asked(found.extra)) is not None:
+                kind, xid = request
+                heard[found.be_pid, kind] = xid
+        if not select.select([connection.fileno()], [], [], 0)[0] or time.monotonic() >= until:
+            return heard
 
 
 def _why(error: Exception) -> str:

@@ -193,6 +193,29 @@ BEGIN
 END
 $$;
 
+-- Raises TK008 for the name of a lake that does not follow this database. While a driver is connected that has no row yet, this
+-- cannot be told: it may be the lake's own, whose row was deleted, or is about to be made.
+CREATE OR REPLACE FUNCTION tuskline.check_lake(lake text) RETURNS void
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    known text;
+BEGIN
+    IF lake IS NULL OR EXISTS (
+        SELECT FROM tuskline.lakes AS l JOIN pg_publication AS p ON p.pubname = l.publication WHERE l.lake = check_lake.lake
+    ) OR EXISTS (
+        SELECT FROM pg_stat_activity AS a
+        WHERE a.application_name = 'tuskline-lake' AND a.datname = current_database()
+          AND NOT EXISTS (SELECT FROM tuskline.lakes AS l WHERE l.driver = a.pid)
+    ) THEN
+        RETURN;
+    END IF;
+    SELECT string_agg(DISTINCT l.lake, ', ') INTO known
+    FROM tuskline.lakes AS l JOIN pg_publication AS p ON p.pubname = l.publication;
+    RAISE EXCEPTION USING ERRCODE = 'TK008', MESSAGE = format('no lake "%s" follows this database', lake),
+        HINT = coalesce('These lakes do: ' || known || '.', 'No lake does yet: start `tuskline lake run`.');
+END
+$$;
+
 -- Which lakes do not show the transaction yet, and why; no row once all do. A lake of a publication that is gone is left out.
 CREATE OR REPLACE FUNCTION tuskline.behind(xid bigint, lake text)
 RETURNS TABLE (name text, stage text, reason text)
@@ -224,6 +247,7 @@ BEGIN
         END IF;
     END LOOP;
     IF NOT known THEN
+        PERFORM tuskline.check_lake(lake);
         name := coalesce('lake ' || behind.lake, 'the lake');
         stage := 'driver';
         reason := 'no driver of it has ever connected to this server';
