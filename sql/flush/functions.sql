@@ -256,6 +256,23 @@ BEGIN
 END
 $$;
 
+-- Whether sessions ask by a lock: before 13, a server sends notifications when a CALL has ended, not when a procedure commits.
+CREATE OR REPLACE FUNCTION tuskline.marks() RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT current_setting('server_version_num')::integer < 130000
+$$;
+
+-- Where sessions ask by a lock: an advisory one, shared, until the end of the transaction. Drivers look for it (marked.sql).
+CREATE OR REPLACE FUNCTION tuskline.mark(kind text, xid bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF tuskline.marks() THEN
+        PERFORM pg_advisory_xact_lock_shared(CASE kind WHEN 'flush' THEN 1953854315 ELSE 1953854316 END,
+                                             (xid & 4294967295)::bit(32)::integer);
+    END IF;
+END
+$$;
+
 -- One look of a wait: whether it is over. `ask`: remind the drivers. Raises TK001 at the deadline.
 CREATE OR REPLACE FUNCTION tuskline.wait_look(kind text, xid bigint, lake text, deadline timestamptz, ask boolean)
 RETURNS boolean
@@ -277,7 +294,7 @@ BEGIN
                 WHEN stages = '{tables}' THEN '`tuskline table list` shows the states of tables. Wait again, or have the tables paused that '
                     'need not be waited for.'
                 ELSE '`tuskline status` shows the state of the log and the lake. Wait again, with a longer timeout.' END;
-    ELSIF ask THEN
+    ELSIF ask AND NOT tuskline.marks() THEN
         PERFORM pg_notify('tuskline_flush', format('%s %s', kind, xid));
     END IF;
     RETURN false;
@@ -338,6 +355,7 @@ BEGIN
     COMMIT;
     WHILE NOT tuskline.wait_look(kind, xid, lake, deadline, turn OPERATOR(pg_catalog.%) 40 OPERATOR(pg_catalog.=) 0) LOOP
         COMMIT;
+        PERFORM tuskline.mark(kind, xid);
         PERFORM pg_catalog.pg_sleep(0.025);
         turn := turn OPERATOR(pg_catalog.+) 1;
     END LOOP;

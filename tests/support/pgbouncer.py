@@ -71,7 +71,7 @@ def transaction_pool(database: Database, size: int) -> Iterator[str]:
         settings = Path(folder, "pgbouncer.ini")
         settings.write_text(
             f"""[databases]
-{database.name} = host=127.0.0.1 port={server["port"]} dbname={database.name} user={server["user"]}
+{database.name} = host=127.0.0.1 port={server["port"]} dbname={database.name} user={server["user"]} password={server["password"]}
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = {port}
