@@ -419,9 +419,6 @@ def test_34_sessions_of_a_pool_in_transaction_mode_wait_for_their_own_transactio
                 with session.transaction():
                     session.execute("INSERT INTO orders VALUES (%s, 'pooled')", [number])
                     row = session.execute("SELECT tuskline.flush_token()").fetchone()
-                with pytest.raises(psycopg.Error) as caught:
-                    session.execute("CALL tuskline.wait_flush(%s, '0.1s')", row)
-                assert caught.value.sqlstate == "TK001"
                 session.execute("CALL tuskline.wait_flush(%s, '30s')", row)
                 ended = time.monotonic()
                 # Nothing of the wait is left to the next session that gets this connection.
