@@ -9,6 +9,7 @@ from tests.support import (
     containers,
     etcd,
     extension,
+    pgbouncer,
     ports,
     resume,
     s3,
@@ -77,6 +78,7 @@ def _inventory() -> list[str]:
         f"headers for the extension: {', '.join(map(str, extension.buildable())) or 'none'}",
         f"etcd: {etcd.missing() or etcd.PROGRAM}",
         f"S3: {s3.described()}",
+        f"PgBouncer: {pgbouncer.described()}",
         f"Spark Connect: {spark_server.missing_connect() or spark_server.CLIENT}",
         f"containers: {containers.missing() or containers.IMAGE}",
     ]

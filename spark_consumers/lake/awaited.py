@@ -14,6 +14,11 @@ from typing import Final, Self
 
 FLUSH: Final = "flush"
 SYNC: Final = "sync"
+_KINDS: Final = {FLUSH.encode(): FLUSH, SYNC.encode(): SYNC}
+#: Of a transaction ID.
+_DIGITS: Final = 18
+#: Bytes of a payload that are looked at: one more than the longest request has.
+_LONGEST: Final = len(FLUSH) + 1 + _DIGITS + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +39,12 @@ class XidSnapshot:
         return xid < self.xmax and xid not in self.running
 
 
-def asked(payload: str) -> tuple[str, int] | None:
+def asked(payload: bytes) -> tuple[str, int] | None:
     """What a notification asks for: `flush 745` or `sync 745`. None if it is not one of ours."""
-    kind, _, xid = payload.partition(" ")
-    if kind not in {FLUSH, SYNC} or not (xid.isascii() and xid.isdecimal() and len(xid) <= 18):
+    kind, _, xid = payload[:_LONGEST].partition(b" ")
+    if kind not in _KINDS or not xid.isdigit() or len(xid) > _DIGITS:
         return None
-    return kind, int(xid)
+    return _KINDS[kind], int(xid)
 
 
 def unserved(waiting: frozenset[int], shown: XidSnapshot | None) -> frozenset[int]:

@@ -38,8 +38,14 @@ from walsender_bridge.runtime.sql import load
 #: As sql/flush/functions.sql looks for it.
 APPLICATION_NAME: Final = "tuskline-lake"
 CHANNEL: Final = "tuskline_flush"
+_CHANNEL: Final = CHANNEL.encode()
+#: The server's version from which on a procedure's COMMIT sends notifications, and seconds between two looks at an older one.
+_NOTIFIES: Final = 130000
+_LOOK: Final = 0.5
 #: Seconds to let requests gather, so that sessions that wait at the same time share one barrier.
 _GATHER: Final = 0.1
+#: Seconds to read what goes on arriving, before what was heard is looked at.
+_READ: Final = 0.5
 #: Seconds between two checks whether this driver still writes the lake, and is to stop. No query is sent for it.
 _CHECK: Final = 1.0
 #: Seconds after the last notification until nobody waits: sessions notify once a second.
@@ -52,6 +58,9 @@ _SAY: Final = 1.0
 _SAY_AGAIN: Final = 5.0
 #: Pauses before another attempt to connect, in seconds; and where `init` has not made the functions.
 _FIRST_PAUSE, _LONGEST_PAUSE, _NOT_MADE = 0.5, 5.0, 30.0
+
+#: The transaction that a session waits for, by its server process and the kind of its request.
+_Heard = dict[tuple[int, str], int]
 
 log = logs.logger()
 
@@ -228,20 +237,21 @@ class _Listener:
 
     def _listen(self, connection: BoundedConnection, server: _Server) -> None:
         """Start rounds for what sessions ask for, until the connection breaks or another driver is at work."""
+        marks = connection.info.server_version < _NOTIFIES
+        pause = _LOOK if marks else _CHECK
         while not self._stop.is_set() and not server.ended.is_set() and self._writes():
-            ready, _, _ = select.select([connection.fileno()], [], [], _CHECK)
-            if not ready:
+            heard: _Heard = {}
+            ready, _, _ = select.select([connection.fileno()], [], [], pause)
+            if marks:
+                heard = _marked(connection)
+            elif ready:
+                self._stop.wait(_GATHER)
+                heard = _heard(connection)
+            if not heard:
                 continue
-            self._stop.wait(_GATHER)
-            connection.pgconn.consume_input()
-            heard: list[tuple[int, tuple[str, int]]] = []
-            while found := connection.pgconn.notifies():
-                request = asked(found.extra.decode(errors="replace"))
-                if found.relname.decode() == CHANNEL and request is not None:
-                    heard.append((found.be_pid, request))
             allowed = self._allowed(server, {pid for pid, _ in heard})
             for kind in (FLUSH, SYNC):
-                xids = {xid for pid, (of, xid) in heard if of == kind and pid in allowed}
+                xids = {xid for (pid, of), xid in heard.items() if of == kind and pid in allowed}
                 if xids:
                     self._ask(server, kind, frozenset(xids))
 
@@ -340,6 +350,33 @@ class _Listener:
                 # Its row or the functions may be gone: the driver registers again, or says what is missing.
                 server.ended.set()
                 raise
+
+
+def _marked(connection: BoundedConnection) -> _Heard:
+    """What sessions ask for by a lock, where a notification would come when the wait is over."""
+    connection.pgconn.consume_input()
+    while connection.pgconn.notifies():
+        pass
+    found = connection.execute(load("flush/marked").encode()).fetchall()
+    return {(pid, kind): xid for pid, kind, xid in found}
+
+
+def _heard(connection: BoundedConnection) -> _Heard:
+    """The transaction that each session (process, kind of request) has asked for last: it waits for one at a time.
+
+    Reads all that has arrived. What a listener leaves stays in the server's queue, before the requests of others, and once the
+    queue is full, no session can NOTIFY. However much was sent, the result has two values for each session at most.
+    """
+    heard: _Heard = {}
+    until = time.monotonic() + _READ
+    while True:
+        connection.pgconn.consume_input()
+        while found := connection.pgconn.notifies():
+            if found.relname == _CHANNEL and (request := asked(found.extra)) is not None:
+                kind, xid = request
+                heard[found.be_pid, kind] = xid
+        if not select.select([connection.fileno()], [], [], 0)[0] or time.monotonic() >= until:
+            return heard
 
 
 def _why(error: Exception) -> str:

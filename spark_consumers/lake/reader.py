@@ -39,6 +39,7 @@ from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.store.place import Place, options_of
 from spark_consumers.lake.tables.states import is_behind, without_earlier
 from spark_consumers.spark import buckets, requirements
+from spark_consumers.spark.apart import apart
 from walsender_bridge.errors import LakeError, TrimmedError, UsageError
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 
@@ -333,7 +334,9 @@ class Snapshot(Mapping[str, "DataFrame"]):
 
         prepare(self._spark)
         frames: dict[str, Any] = {
-            f"t{number}": self[name] for number, name in enumerate(view.tables)
+            # `sql` drops the temporary views that it makes of them.
+            f"t{number}": apart(self[name])
+            for number, name in enumerate(view.tables)
         }
         found: DataFrame = self._spark.sql(view.query, **frames)
         return found

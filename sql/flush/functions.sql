@@ -193,6 +193,29 @@ BEGIN
 END
 $$;
 
+-- Raises TK008 for the name of a lake that does not follow this database. While a driver is connected that has no row yet, this
+-- cannot be told: it may be the lake's own, whose row was deleted, or is about to be made.
+CREATE OR REPLACE FUNCTION tuskline.check_lake(lake text) RETURNS void
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    known text;
+BEGIN
+    IF lake IS NULL OR EXISTS (
+        SELECT FROM tuskline.lakes AS l JOIN pg_publication AS p ON p.pubname = l.publication WHERE l.lake = check_lake.lake
+    ) OR EXISTS (
+        SELECT FROM pg_stat_activity AS a
+        WHERE a.application_name = 'tuskline-lake' AND a.datname = current_database()
+          AND NOT EXISTS (SELECT FROM tuskline.lakes AS l WHERE l.driver = a.pid)
+    ) THEN
+        RETURN;
+    END IF;
+    SELECT string_agg(DISTINCT l.lake, ', ') INTO known
+    FROM tuskline.lakes AS l JOIN pg_publication AS p ON p.pubname = l.publication;
+    RAISE EXCEPTION USING ERRCODE = 'TK008', MESSAGE = format('no lake "%s" follows this database', lake),
+        HINT = coalesce('These lakes do: ' || known || '.', 'No lake does yet: start `tuskline lake run`.');
+END
+$$;
+
 -- Which lakes do not show the transaction yet, and why; no row once all do. A lake of a publication that is gone is left out.
 CREATE OR REPLACE FUNCTION tuskline.behind(xid bigint, lake text)
 RETURNS TABLE (name text, stage text, reason text)
@@ -224,10 +247,28 @@ BEGIN
         END IF;
     END LOOP;
     IF NOT known THEN
+        PERFORM tuskline.check_lake(lake);
         name := coalesce('lake ' || behind.lake, 'the lake');
         stage := 'driver';
         reason := 'no driver of it has ever connected to this server';
         RETURN NEXT;
+    END IF;
+END
+$$;
+
+-- Whether sessions ask by a lock: before 13, a server sends notifications when a CALL has ended, not when a procedure commits.
+CREATE OR REPLACE FUNCTION tuskline.marks() RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT current_setting('server_version_num')::integer < 130000
+$$;
+
+-- Where sessions ask by a lock: an advisory one, shared, until the end of the transaction. Drivers look for it (marked.sql).
+CREATE OR REPLACE FUNCTION tuskline.mark(kind text, xid bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF tuskline.marks() THEN
+        PERFORM pg_advisory_xact_lock_shared(CASE kind WHEN 'flush' THEN 1953854315 ELSE 1953854316 END,
+                                             (xid & 4294967295)::bit(32)::integer);
     END IF;
 END
 $$;
@@ -253,7 +294,7 @@ BEGIN
                 WHEN stages = '{tables}' THEN '`tuskline table list` shows the states of tables. Wait again, or have the tables paused that '
                     'need not be waited for.'
                 ELSE '`tuskline status` shows the state of the log and the lake. Wait again, with a longer timeout.' END;
-    ELSIF ask THEN
+    ELSIF ask AND NOT tuskline.marks() THEN
         PERFORM pg_notify('tuskline_flush', format('%s %s', kind, xid));
     END IF;
     RETURN false;
@@ -314,6 +355,7 @@ BEGIN
     COMMIT;
     WHILE NOT tuskline.wait_look(kind, xid, lake, deadline, turn OPERATOR(pg_catalog.%) 40 OPERATOR(pg_catalog.=) 0) LOOP
         COMMIT;
+        PERFORM tuskline.mark(kind, xid);
         PERFORM pg_catalog.pg_sleep(0.025);
         turn := turn OPERATOR(pg_catalog.+) 1;
     END LOOP;

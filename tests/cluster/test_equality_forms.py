@@ -3,6 +3,7 @@
 import random
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -177,22 +178,111 @@ def test_23_random_tables_have_the_same_forms_on_both_sides(database, seed):
         assert len(ours) == 60
 
 
-def test_23_the_encoding_of_the_server_does_not_matter(database):
-    name = f"{database.name}_latin"
+@contextmanager
+def encoded(database, encoding):
+    """A database of another encoding, on the same server."""
+    name = f"{database.name}_{encoding.lower()}"
     database.execute(
-        f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+        f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
     )
-    other = replace(database, name=name)
     try:
-        kinds = {"text": ["ö", "plain"], "text[]": ["{é,NULL}"]}
-        table(other, kinds)
-        fill(other, kinds)
-        ours, theirs, _ = both_sides(other.dsn)
-        assert differing(ours, theirs) == []
-        assert len(ours) == 4
+        yield replace(database, name=name)
     finally:
         # The slot of the cut is temporary: it goes when the server notices that its connection has ended.
         slots = f"SELECT FROM pg_replication_slots WHERE database = '{name}'"
         with database.connect() as connection:
             wait_for(lambda: not connection.execute(slots).fetchall(), 30, "the cut's slot is gone")
         database.execute(f"DROP DATABASE {name}")
+
+
+@each_major
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "UTF8"])
+def test_23_the_encoding_of_the_server_does_not_matter(database, encoding):
+    with encoded(database, encoding) as other:
+        kinds = {"text": ["ö", "plain"], "text[]": ["{é,NULL}"], "varchar(9)": ["öäü"]}
+        table(other, kinds)
+        fill(other, kinds)
+        for chunks in (WHOLE, Chunks(buckets=8)):
+            ours, theirs, _ = both_sides(other.dsn, chunks=chunks)
+            assert differing(ours, theirs) == []
+            assert len(ours) == 5
+
+
+@each_major
+def test_23_rows_of_a_sql_ascii_database_that_are_no_utf8_are_counted_apart(database):
+    """The server itself cannot send them."""
+    no_utf8 = [
+        b"\\xff",
+        b"a\\xc3",
+        b"\\xed\\xa0\\x80",
+        b"\\xc0\\x80",
+        b"\\xf4\\x90\\x80\\x80",
+        b"\\xe4b",
+    ]
+    some_utf8 = [
+        b"\\x7f",
+        b"\\xc3\\xa4",
+        b"\\xed\\x9f\\xbf",
+        b"\\xf4\\x8f\\xbf\\xbf",
+        b"\\xf0\\x90\\x80\\x80\n",
+    ]
+    with encoded(database, "SQL_ASCII") as other:
+        table(other, {"text": []})
+        with other.connect() as connection:
+            for number, value in enumerate(some_utf8):
+                connection.execute(b"INSERT INTO t VALUES (%d, E'%b')" % (number, value))
+            rows, _ = snapshot_columns(other.dsn)
+            for number, value in enumerate(no_utf8):
+                connection.execute(b"INSERT INTO t VALUES (%d, E'%b')" % (100 + number, value))
+        ours, theirs, sums = both_sides(other.dsn, rows)
+        assert differing(ours, theirs) == []
+        assert sum(part.rows for _, part in sums) == len(some_utf8)
+        assert sum(part.beyond for _, part in sums) == len(no_utf8)
+
+
+def test_a_limited_comparison_reads_so_many_bytes_in_a_second(database):
+    rate, size = 4 << 20, 1 << 20
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, x text)",
+        "INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 8000) AS g",
+        "ANALYZE t",
+        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE t",
+    )
+    with ExportedSnapshot(database.dsn) as exported:
+        (there,) = exported.tables(PUBLICATION)
+        load = Load(1.0, 600, rate)
+        with SourceRows(exported, time.monotonic(), load, lambda: None) as reader:
+            (relation,) = reader.relations(there)
+            wanted = relation.blocks * relation.block_size / rate
+            assert wanted > 0.9
+            ranges = reader.divided(there, size)
+            assert (ranges.column, ranges.count > 3) == ("id", True)
+            by_range = [
+                (number, part)
+                for number in range(ranges.count)
+                for part in ranges.ranges(number, [(relation.schema, relation.name, relation.oid)])
+            ]
+            by_blocks = [(0, part) for part in reader.blocks(there, size)]
+            assert len(by_blocks) > 3
+            for chunks, some in ((ranges, by_range), (WHOLE, by_blocks)):
+                began = time.monotonic()
+                sums = [
+                    each for _, part in some for _, each in reader.sums(there, chunks, None, part)
+                ]
+                assert sum(each.rows for each in sums) == 8000
+                assert 0.95 * wanted < time.monotonic() - began < 3 * wanted
+
+
+@pytest.mark.parametrize(
+    ("load", "busy", "size", "rest"),
+    [
+        (Load(1.0, 600), 3.0, 1e9, 0.0),
+        (Load(0.5, 600), 3.0, 1e9, 3.0),
+        (Load(0.01, 600), 3.0, 1e9, 60.0),
+        (Load(1.0, 600, 1e6), 3.0, 1e6, 0.0),
+        (Load(1.0, 600, 1e6), 3.0, 200e6, 197.0),
+        (Load(0.5, 600, 1e6), 3.0, 4e6, 3.0),
+    ],
+)
+def test_the_longer_rest_counts(load, busy, size, rest):
+    assert load.rest(busy, size) == rest

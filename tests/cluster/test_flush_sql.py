@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import psycopg
@@ -13,6 +14,7 @@ from psycopg.conninfo import make_conninfo
 from spark_consumers.lake.flush import check_token
 from spark_consumers.lake.flush_service import to_json
 from spark_consumers.lake.tables.sources import Source
+from tests.support.pgbouncer import transaction_pool
 from tests.support.servers import (
     MAJORS_IN_TURN,
     Database,
@@ -85,6 +87,21 @@ class Driver:
     def report(self, **values: object) -> None:
         self.connection.execute(load("flush/report_lake"), {**self.named, **NO_REASON, **values})
 
+    def asked(self) -> tuple[str, int]:
+        """What a session asks for that waits: within ten seconds."""
+        if self.connection.info.server_version >= 130000:
+            (found,) = self.connection.notifies(timeout=10, stop_after=1)
+            kind, _, xid = found.payload.partition(" ")
+            return kind, int(xid)
+        rows: list[tuple[int, str, int]] = []
+
+        def marked() -> bool:
+            rows[:] = self.connection.execute(load("flush/marked").encode()).fetchall()
+            return bool(rows)
+
+        wait_for(marked, 10, "a session waits")
+        return rows[0][1:]
+
     def shows_all(self) -> None:
         visible, timeline = self.snapshot()
         self.report(timeline=timeline, visible=visible, epoch=1)
@@ -127,8 +144,7 @@ def test_34_a_wait_ends_when_the_transaction_is_reported_readable(
     waiting = threading.Thread(target=wait)
     waiting.start()
     # The session that waits asks the driver for its transaction.
-    (asked,) = driver.connection.notifies(timeout=10, stop_after=1)
-    assert asked.payload == f"flush {token.rpartition(':')[2]}"
+    assert driver.asked() == ("flush", int(token.rpartition(":")[2]))
     assert not ended
     driver.shows_all()
     waiting.join(10)
@@ -244,6 +260,37 @@ def test_the_timeout_names_the_lake_that_holds_it_back(attached: Database) -> No
 
 
 @each_major
+def test_34_a_lake_that_does_not_exist_is_an_error_at_once_that_names_those_that_do(
+    attached: Database,
+) -> None:
+    def unknown(timeout: str = "60s", lake: str = "unknown") -> psycopg.Error:
+        with attached.connect() as connection, pytest.raises(psycopg.Error) as caught:
+            connection.execute("CALL tuskline.wait_flush(NULL, %s, %s)", [timeout, lake])
+        return caught.value
+
+    began = time.monotonic()
+    error = unknown()
+    assert (error.sqlstate, error.diag.message_primary) == (
+        "TK008",
+        'no lake "unknown" follows this database',
+    )
+    assert "tuskline lake run" in (error.diag.message_hint or "")
+    with Driver(attached) as driver:
+        error = unknown()
+        assert error.sqlstate == "TK008"
+        assert error.diag.message_hint == f"These lakes do: {LAKE}."
+        assert unknown("0.3s", LAKE).sqlstate == "TK001"
+        # A driver that has no row may be this lake's: its row was deleted by mistake, or it is about to register.
+        attached.execute("DELETE FROM tuskline.lakes")
+        assert unknown("0.3s", LAKE).sqlstate == "TK001"
+        assert "no driver of it" in (unknown("0.3s", LAKE).diag.message_detail or "")
+        driver.__enter__()
+        attached.execute("ALTER PUBLICATION tuskline_shop RENAME TO another")
+        assert unknown(lake=LAKE).sqlstate == "TK008"
+    assert time.monotonic() - began < 20
+
+
+@each_major
 def test_an_ordinary_writer_may_wait_and_can_neither_report_nor_delay_others(
     attached: Database, driver: Driver
 ) -> None:
@@ -342,8 +389,10 @@ def test_a_role_may_wait_for_a_partition_or_a_schema_that_it_writes_to(shop: Dat
     try:
         with shop.connect() as connection:
             assert connection.execute(query).fetchone() == (False,)
-            published = ["FOR TABLE parted"]
-            if connection.info.server_version >= 150000:
+            version = connection.info.server_version
+            # Before 13 a partition is published by itself.
+            published = ["FOR TABLE parted"] if version >= 130000 else ["FOR TABLE part"]
+            if version >= 150000:
                 published += ["FOR TABLES IN SCHEMA public"]
             for each in published:
                 connection.execute(f"CREATE PUBLICATION more {each}".encode())
@@ -354,6 +403,64 @@ def test_a_role_may_wait_for_a_partition_or_a_schema_that_it_writes_to(shop: Dat
             f"DROP OWNED BY {role}; DROP ROLE {role}",
             "SELECT pg_drop_replication_slot('tuskline_shop')",
         )
+
+
+@each_major
+def test_34_sessions_of_a_pool_in_transaction_mode_wait_for_their_own_transactions(
+    attached: Database, driver: Driver
+) -> None:
+    """Through PgBouncer: two server connections for four sessions, each of which has another one by its next transaction."""
+    sessions = 4
+    driver.shows_all()
+    with transaction_pool(attached, 2) as dsn:
+
+        def wait(number: int) -> float:
+            with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as session:
+                with session.transaction():
+                    session.execute("INSERT INTO orders VALUES (%s, 'pooled')", [number])
+                    row = session.execute("SELECT tuskline.flush_token()").fetchone()
+                session.execute("CALL tuskline.wait_flush(%s, '30s')", row)
+                ended = time.monotonic()
+                # Nothing of the wait is left to the next session that gets this connection.
+                state = session.execute(
+                    "SELECT current_setting('search_path'), count(*) FROM pg_locks"
+                    " WHERE pid = pg_backend_pid() AND locktype = 'advisory' GROUP BY 1"
+                ).fetchall()
+                assert state in ([], [(path, 0)])
+                return ended
+
+        with attached.connect() as direct:
+            path = direct.execute("SHOW search_path").fetchall()[0][0]
+        with ThreadPoolExecutor(sessions) as pool:
+            waits = [pool.submit(wait, number) for number in range(sessions)]
+            deadline = time.monotonic() + 60
+            shown_at = time.monotonic()
+            while not all(each.done() for each in waits) and time.monotonic() < deadline:
+                list(driver.connection.notifies(timeout=0.5, stop_after=1))
+                shown_at = time.monotonic()
+                driver.shows_all()
+            assert all(each.result(1) <= shown_at + 5 for each in waits)
+    with attached.connect() as connection:
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (sessions,)
+
+
+@each_major
+def test_34_a_session_whose_client_has_vanished_ends_at_its_timeout(
+    attached: Database, driver: Driver
+) -> None:
+    gone = psycopg.connect(attached.dsn, autocommit=True)
+    pid = gone.info.backend_pid
+    gone.pgconn.send_query(b"CALL tuskline.wait_flush(NULL, '2s')")
+    assert driver.asked()[0] == "flush"
+    gone.close()
+    query = b"SELECT (SELECT count(*) FROM pg_stat_activity WHERE pid = %s), (SELECT count(*) FROM pg_locks WHERE pid = %s)"
+    with attached.connect() as connection:
+
+        def left() -> object:
+            return connection.execute(query, [pid, pid]).fetchone()
+
+        assert left() != (0, 0)
+        wait_for(lambda: left() == (0, 0), 10, "the session has ended")
 
 
 def test_what_a_restored_dump_says_of_the_lake_is_not_believed(
@@ -392,7 +499,7 @@ def test_functions_that_another_role_has_left_there_are_not_replaced(shop: Datab
     role = f"stranger_{shop.name}"
     shop.execute(
         f"CREATE ROLE {role}; CREATE SCHEMA tuskline; GRANT CREATE, USAGE ON SCHEMA tuskline TO {role}",
-        f"SET SESSION AUTHORIZATION {role}; CREATE FUNCTION tuskline.wait_begin(token text) RETURNS bigint LANGUAGE sql AS 'SELECT 1'",
+        f"SET SESSION AUTHORIZATION {role}; CREATE FUNCTION tuskline.wait_begin(token text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
     )
     try:
         with pytest.raises(TusklineError, match="belongs to a role that is neither"):

@@ -211,7 +211,8 @@ def under_load(pipeline, database, tables, *, epochs=True):
 
 
 def _change(draw, table):
-    row = f"(SELECT ctid FROM {table} OFFSET {draw.randrange(3000)} LIMIT 1)"
+    # Not what a test has planted.
+    row = f"(SELECT ctid FROM {table} WHERE t ~ '^(x|new)' OFFSET {draw.randrange(3000)} LIMIT 1)"
     return draw.choice(
         (
             f"UPDATE {table} SET t = 'x{draw.random()}' WHERE ctid = {row}",
@@ -244,6 +245,66 @@ def test_a_difference_is_found_under_load(sized, database, unnoticed):
             found = compared(sized, chunk_bytes=CHUNK)
             assert states(found) == {**dict.fromkeys(NAMES, EQUAL), "ints": DIFFERENT}
             assert named(found, "ints") == [("changed", {"id": "4000"}, ("t",))]
+
+
+#: What differs at a place of a table: how it is planted, and what is found in a table with a key.
+KINDS = {
+    "missing": "INSERT INTO {table} SELECT id, 'planted', f FROM gone WHERE id = '{id}'",
+    "extra": "DELETE FROM {table} WHERE id = '{id}'",
+    "value": "UPDATE {table} SET t = 'planted' WHERE id = '{id}'",
+    "null": "UPDATE {table} SET t = NULL WHERE id = '{id}'",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_kind_of_difference_is_found_at_ten_places_under_load_on_the_same_table(
+    sized, database, unnoticed, name
+):
+    """A row more, a row less, another value, another NULL: all of them named, and no other."""
+    with database.connect() as connection:
+        every = f"(SELECT DISTINCT id FROM {name}) AS ids"
+        query = f"SELECT id FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM {every}) AS o WHERE n % 45 = 7"
+        ids = [str(each) for (each,) in connection.execute(query.encode())]
+        planted = {kind: ids[number : 40 : len(KINDS)] for number, kind in enumerate(KINDS)}
+        assert {len(places) for places in planted.values()} == {10}
+        # What is to be a row more has to have a place in each part of the table: the lake sees these rows go.
+        shown = ", ".join(f"'{each}'" for each in planted["missing"])
+        connection.execute(
+            f"CREATE TABLE gone AS SELECT * FROM {name} WHERE id IN ({shown})".encode()
+        )
+        connection.execute(f"DELETE FROM {name} WHERE id IN ({shown})".encode())
+        count = {}
+        for kind, places in planted.items():
+            table = "gone" if kind == "missing" else name
+            shown = ", ".join(f"'{each}'" for each in places)
+            query = f"SELECT count(*) FROM {table} WHERE id IN ({shown})"
+            (count[kind],) = connection.execute(query.encode()).fetchone()
+    sized.flush()
+    behind_the_log(
+        database,
+        name,
+        *(KINDS[kind].format(table=name, id=place) for kind in KINDS for place in planted[kind]),
+    )
+    with under_load(sized, database, NAMES, epochs=False):
+        found = compared(sized, chunk_bytes=CHUNK)
+    assert states(found) == {**dict.fromkeys(NAMES, EQUAL), name: DIFFERENT}
+    record = found.tables[f"{STREAM}.public.{name}"]
+    if name == "bags":
+        more = [max(0, d.source_rows - d.lake_rows) for d in record.differences]
+        less = [max(0, d.lake_rows - d.source_rows) for d in record.differences]
+        changed = count["value"] + count["null"]
+        assert sum(more) == count["missing"] + changed
+        assert sum(less) == count["extra"] + changed
+        return
+    told = {(kind, key["id"], columns) for kind, key, columns in named(found, name)}
+    columns = {"missing": (), "extra": (), "value": ("t",), "null": ("t",)}
+    expected = {
+        (kind if not columns[kind] else "changed", each, columns[kind])
+        for kind, places in planted.items()
+        for each in places
+    }
+    assert told == expected
+    assert len(record.differences) == len(expected)
 
 
 def test_a_run_that_is_killed_continues_with_the_chunks_that_are_left(sized, monkeypatch):

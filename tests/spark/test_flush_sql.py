@@ -1,10 +1,14 @@
 """FLUSH and SYNC from SQL sessions, with a real log, capture and driver."""
 
+import copy
+import itertools
+import resource
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,7 +20,7 @@ from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.capture_stack import PUBLICATION, STREAM, CaptureProcess
 from tests.support.lake_check import assert_equal
 from tests.support.lake_pipeline import Pipeline
-from tests.support.servers import Database, majors
+from tests.support.servers import MAJORS_IN_TURN, Database, majors
 from tests.support.slot_failover import several
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow, promote, replayed, run
@@ -47,9 +51,9 @@ def serving(pipeline, house=None):
     sources = [Source(STREAM, pipeline.database.dsn, PUBLICATION)]
     where = str(pipeline.lake), pipeline.log.address, sources
     with FlushService(*where, lambda: house.is_writer):
-        wait_for(lambda: listens(pipeline.database), 20, "the driver listens")
+        wait_for(lambda: listens(pipeline), 20, "the driver listens")
         yield
-    wait_for(lambda: not listens(pipeline.database), 20, "the driver has left")
+    wait_for(lambda: not listens(pipeline), 20, "the driver has left")
 
 
 @contextmanager
@@ -67,10 +71,40 @@ def driving(pipeline):
         assert not thread.is_alive()
 
 
-def listens(database):
-    with database.connect() as connection:
-        query = "SELECT count(*) FROM pg_stat_activity AS a JOIN tuskline.lakes AS l ON l.driver = a.pid"
-        return connection.execute(query).fetchone()[0] > 0
+def listens(pipeline):
+    with pipeline.database.connect() as connection:
+        query = "SELECT count(*) FROM pg_stat_activity AS a JOIN tuskline.lakes AS l ON l.driver = a.pid WHERE l.lake = %s"
+        return connection.execute(query, [lake_id(pipeline)]).fetchone()[0] > 0
+
+
+def lake_id(pipeline):
+    return open_chain(pipeline.lake).identity()["lake"]
+
+
+def resident():
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def stage(pipeline):
+    """What the driver says that a wait is at."""
+    with pipeline.database.connect() as connection:
+        query = "SELECT stage FROM tuskline.lakes WHERE lake = %s"
+        return connection.execute(query, [lake_id(pipeline)]).fetchone()[0]
+
+
+@contextmanager
+def waits_for_capture(pipeline, timeout="90s"):
+    """A session that waits for the capture, which stops: its process, and what it will have."""
+    pipeline.capture.__exit__(None, None, None)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        psycopg.connect(pipeline.database.dsn, autocommit=True) as session,
+    ):
+        token = insert(session, 1000)
+        wait = pool.submit(session.execute, "CALL tuskline.wait_flush(%s, %s)", [token, timeout])
+        wait_for(lambda: stage(pipeline) == "capture", 20, "the round waits for the capture")
+        yield session.info.backend_pid, wait
 
 
 def epochs(pipeline):
@@ -132,6 +166,7 @@ def test_8_ten_sessions_that_wait_at_once_make_one_epoch(attached, database):
             each.close()
 
 
+@pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True)
 def test_34_a_wait_on_an_idle_system_is_short_and_leaves_it_idle(attached, database):
     with driving(attached), database.connect() as connection:
         insert(connection, 1000)
@@ -143,7 +178,7 @@ def test_34_a_wait_on_an_idle_system_is_short_and_leaves_it_idle(attached, datab
             seconds = time.monotonic() - began
             print(f"insert to readable: {seconds:.2f} s")
             assert seconds < 15
-            assert_equal(database.dsn, read(attached.spark, attached.lake))
+            assert read(attached.spark, attached.lake)["docs"].where("id = 1001").count() == 1
             published, version = epochs(attached), log.status().version
             # Neither the report nor the wait causes another version or epoch.
             time.sleep(4)
@@ -200,6 +235,124 @@ def test_34_the_timeout_names_the_stage_and_the_table_that_hold_it_back(attached
             attached.capture.__exit__(None, None, None)
             assert ": capture: " in held(database, insert(connection, 1002))
         assert "driver is not connected" in held(database, insert(connection, 1003), "1s")
+
+
+def test_34_a_wait_goes_on_with_the_driver_that_follows(attached, database):
+    with ExitStack() as stack:
+        with driving(attached):
+            _, wait = stack.enter_context(waits_for_capture(attached))
+        attached.house.close()
+        attached.house = attached.lakehouse()
+        attached.capture.__enter__()
+        assert not wait.done()
+        with driving(attached):
+            wait.result(60)
+            assert_equal(database.dsn, read(attached.spark, attached.lake))
+
+
+def test_34_a_session_that_ends_while_it_waits_leaves_nothing_behind(attached, database):
+    def rounds():
+        # The listener has the name, too.
+        return sum(each.name == f"flush-{STREAM}" for each in threading.enumerate()) - 1
+
+    def sessions():
+        query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        return set(connection.execute(query).fetchall())
+
+    with driving(attached), database.connect() as connection:
+        attached.capture.__exit__(None, None, None)
+        wait_for(lambda: len(sessions()) == 1, 20, "the listener alone is connected")
+        before = sessions()
+        with waits_for_capture(attached) as (pid, wait):
+            assert rounds() == 1
+            connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+            with pytest.raises(psycopg.errors.AdminShutdown):
+                wait.result(10)
+        wait_for(lambda: rounds() == 0, 20, "the round has ended")
+        wait_for(lambda: sessions() == before, 20, "its connections are closed")
+        assert connection.execute("SELECT count(*) FROM tuskline.lakes").fetchone() == (1,)
+        published = epochs(attached)
+        attached.capture.__enter__()
+        time.sleep(3)
+        # Nobody waits for an epoch any more.
+        assert epochs(attached) == published
+        connection.execute("CALL tuskline.wait_flush()")
+        assert_equal(database.dsn, read(attached.spark, attached.lake))
+
+
+def test_34_of_two_lakes_over_a_source_both_are_waited_for_or_the_one_that_is_named(
+    attached, database, tmp_path
+):
+    second = copy.copy(attached)
+    second.lake = tmp_path / "second"
+    second.house = second.lakehouse()
+    second.wait_for_tables("docs", "pairs", "bag")
+    first_id, second_id = lake_id(attached), lake_id(second)
+    with driving(attached), database.connect() as connection:
+        with serving(second):
+            token = insert(connection, 1000)
+            named = "CALL tuskline.wait_flush(%s, '60s', %s)"
+            connection.execute(named, [token, first_id])
+            assert read(attached.spark, attached.lake)["docs"].where("id = 1000").count() == 1
+            told = held(database, token)
+            assert second_id in told
+            assert first_id not in told
+        with driving(second):
+            connection.execute("CALL tuskline.wait_flush(%s)", [token])
+            for lake in (attached.lake, second.lake):
+                assert_equal(database.dsn, read(attached.spark, lake))
+
+
+def test_34_a_flood_of_notifications_delays_no_wait_and_no_epoch(attached, database):
+    """By a role that may not write: a million, and long ones. What a listener does not read would fill the server's queue."""
+    role = f"{database.name}_stranger"
+    database.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+    floods = [
+        "SELECT pg_notify('tuskline_flush', 'flush ' || g + {0}) FROM generate_series(1, 20000) AS g",
+        "SELECT pg_notify('tuskline_flush', repeat('x', 7000) || g + {0}) FROM generate_series(1, 2000) AS g",
+    ]
+    stop = threading.Event()
+    sent = [0, 0]
+
+    def flood(number):
+        with psycopg.connect(
+            database.dsn, user=role, password="secret", autocommit=True
+        ) as session:
+            while not stop.is_set():
+                session.execute(floods[number].format(20000 * sent[number]).encode())
+                sent[number] += 1
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    session.execute("CALL tuskline.wait_flush()")
+
+    def wait():
+        began = time.monotonic()
+        connection.execute("CALL tuskline.wait_flush(%s, '120s')", [insert(connection, next(keys))])
+        return time.monotonic() - began
+
+    keys = itertools.count(1000)
+    try:
+        with driving(attached), database.connect() as connection, ThreadPoolExecutor(2) as pool:
+            alone = [wait() for _ in range(3)]
+            published, used = epochs(attached), resident()
+            floods_run = [pool.submit(flood, number) for number in range(2)]
+            try:
+                time.sleep(3)
+                flooded = [wait() for _ in range(3)]
+                grown = resident() - used
+            finally:
+                stop.set()
+            for each in floods_run:
+                each.result(60)
+            print(f"waits: alone {alone}, flooded {flooded}; sent {sent}; grown {grown >> 20} MiB")
+            # Each reads what was sent before it; what is not read would be before it, too, and make it end at its timeout.
+            assert max(flooded) < 60
+            assert grown < 100 << 20
+            # One epoch for each wait, and none for what the stranger asked.
+            assert len(epochs(attached)) == len(published) + 3
+            queue = "SELECT pg_notification_queue_usage() < 0.0001"
+            wait_for(lambda: connection.execute(queue).fetchone()[0], 20, "the queue is read")
+    finally:
+        database.execute(f"DROP ROLE {role}")
 
 
 @pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronizes slots by itself")

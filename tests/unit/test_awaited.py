@@ -21,18 +21,19 @@ from walsender_bridge.postgres.protocol.replication import ServerTimelines
         "flush x",
         "flush -1",
         "stop 5",
+        "flush " + "9" * 19,
         "flush " + "9" * 30,
         "flush ٣",
         "flush 1 2",
     ],
 )
 def test_a_payload_of_anyone_is_no_request(payload):
-    assert asked(payload) is None
+    assert asked(payload.encode()) is None
 
 
 def test_the_two_requests_are_understood():
-    assert asked("flush 745") == ("flush", 745)
-    assert asked("sync 8589934592") == ("sync", 8589934592)
+    assert asked(b"flush 745") == ("flush", 745)
+    assert asked(b"sync 8589934592") == ("sync", 8589934592)
 
 
 def test_a_snapshot_has_what_had_ended():

@@ -4,7 +4,15 @@ import pytest
 
 from spark_consumers.lake.epoch import rolled_back
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
-from spark_consumers.lake.manifest.table_version import HELD, LEFT, LIVE, PAUSED, RESUMING, STALE
+from spark_consumers.lake.manifest.table_version import (
+    HELD,
+    LEFT,
+    LIVE,
+    PAUSED,
+    RESUMING,
+    STALE,
+)
+from spark_consumers.lake.manifest.table_version import REATTACHED as BY_REATTACH
 from spark_consumers.lake.tables import states
 from spark_consumers.sources.history import (
     Around,
@@ -163,7 +171,7 @@ def test_the_tables_of_a_source_that_was_reattached_are_copied_again_by_themselv
 ) -> None:
     before = lake(**tables)
     why = rolled_back.why_apart(before, reattached(), "a")
-    assert why == rolled_back.REATTACHED
+    assert why == BY_REATTACH
     held = rolled_back.hold(before, {"a": why}, holds=True)
     assert held.copies == {}
     rolled_back.check(held, {"a": why}, "lake")
@@ -178,5 +186,5 @@ def test_the_tables_of_a_source_that_was_reattached_are_copied_again_by_themselv
 def test_a_table_that_waited_for_a_decision_is_copied_again_with_the_others() -> None:
     undecided = rolled_back.hold(lake(one=LIVE), EARLY, holds=True)
     assert not undecided.tables["a.public.one"].resync
-    head = rolled_back.hold(undecided, {"a": rolled_back.REATTACHED}, holds=True)
-    assert head.tables["a.public.one"].resync == rolled_back.REATTACHED
+    head = rolled_back.hold(undecided, {"a": BY_REATTACH}, holds=True)
+    assert head.tables["a.public.one"].resync == BY_REATTACH

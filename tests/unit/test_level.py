@@ -17,7 +17,6 @@ from spark_consumers.lake.comparison.level import (
     level,
     misfit,
     twice,
-    unfit,
 )
 from spark_consumers.lake.comparison.leveled import Counts, Leveled, read_leveled, record_leveled
 from spark_consumers.lake.comparison.sums import differing
@@ -111,9 +110,9 @@ def test_a_table_of_which_most_rows_differ_is_copied() -> None:
     ],
 )
 def test_a_table_whose_rows_are_of_no_use_is_copied(other: dict[str, object], reason: str) -> None:
-    assert unfit(TABLE) is None
-    assert unfit(replace(TABLE, state=STALE)) is None
-    assert reason in (unfit(replace(TABLE, **other)) or "")  # type: ignore[arg-type]  # the members' types differ
+    assert TABLE.unfit is None
+    assert replace(TABLE, state=STALE).unfit is None
+    assert reason in (replace(TABLE, **other).unfit or "")  # type: ignore[arg-type]  # the members' types differ
 
 
 def test_a_table_with_other_columns_or_another_key_is_copied() -> None:

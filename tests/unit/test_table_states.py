@@ -11,6 +11,7 @@ import pytest
 from spark_consumers.lake.epoch import rolled_back
 from spark_consumers.lake.manifest import sealed_json
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion, open_chain
+from spark_consumers.lake.manifest.table_version import REATTACHED
 from spark_consumers.lake.policy import Policy
 from spark_consumers.lake.reader import Snapshot
 from spark_consumers.lake.status import CopyStatus, LakeStatus, table_rows
@@ -24,7 +25,7 @@ from spark_consumers.lake.tables.schema_change import (
 )
 from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
 from spark_consumers.lake.tables.shape import Publication
-from spark_consumers.lake.writer import requests, table_work
+from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.requests import Request
 from spark_consumers.lake.writer.table_work import TableWork
 from walsender_bridge.errors import (
@@ -337,9 +338,7 @@ def test_a_table_is_copied_when_it_could_not_be_brought_level_twice(tmp_path):
         *(open_chain(tmp_path), "lake", {"shop": Mock()}, copies, Mock(), Mock(), Policy(), Mock()),
         pins=Mock(),
     )
-    lost, copied = (
-        replace(table(), resync=reason) for reason in (rolled_back.REATTACHED, "it lost t")
-    )
+    lost, copied = (replace(table(), resync=reason) for reason in (REATTACHED, "it lost t"))
 
     def ends(before, result):
         copies.finished.return_value = [(A, result)]
@@ -351,7 +350,7 @@ def test_a_table_is_copied_when_it_could_not_be_brought_level_twice(tmp_path):
         return A in work._levels(head(tables={A: lost}), {A})
 
     error = UnavailableError("the source does not answer")
-    with patch.object(table_work, "unfit", return_value=None):
+    with patch.object(TableVersion, "unfit", None):
         assert all(ends(copied, error) for _ in range(3))
         assert ends(lost, error)
         assert ends(lost, replace(table(state="copied"), path="new"))
@@ -510,6 +509,18 @@ def test_a_table_that_has_left_is_dropped(published):
     assert set(made.tables) == {B}
     assert requests.finished(made, Request("1", "drop", (A,))) == {A: "is dropped"}
     assert ask(made, "drop", A).answered["1"]["tables"][A].startswith("refused: it is not in")
+
+
+def test_a_table_that_is_resumed_after_its_source_was_reattached_is_brought_level():
+    paused = replace(
+        table(state="paused", resync=REATTACHED), snapshot_id=7, layout=(("id", 23, -1),)
+    )
+    start = head(tables={A: paused, B: replace(paused, quarantined_rows=1)})
+    made = requests.carry_out(start, Request("1", "resume", (A, B)), {A, B}, {"shop": 0}, 0.0, {})
+    assert made.answered["1"]["tables"] == {
+        A: f"is brought level or copied: {REATTACHED}",
+        B: f"is copied again: {REATTACHED}",
+    }
 
 
 def test_old_answers_go():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
+from spark_consumers.lake.manifest.table_version import REATTACHED
 from tests.support import statuses
 from walsender_bridge.observability.observation import Observation, Process, SourceView
 from walsender_bridge.observability.table_problems import sentences
@@ -13,12 +14,16 @@ from walsender_bridge.runtime.error_record import ErrorRecord
 NAME = "shop.public.a"
 
 
-def manifest(state: str, reason: str = "", resync: str = "", **not_copied: str) -> Manifest:
+def manifest(
+    state: str, reason: str = "", resync: str = "", quarantined_rows: int = 0, **not_copied: str
+) -> Manifest:
     table = TableVersion(
         *("p", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, state),
         reason=reason,
         resync=resync,
         as_of=7,
+        layout=(("id", 23, -1),),
+        quarantined_rows=quarantined_rows,
     )
     streams = {"shop": StreamPosition(1, 100, 7, 30)}
     return Manifest(
@@ -39,6 +44,16 @@ def manifest(state: str, reason: str = "", resync: str = "", **not_copied: str) 
         (
             manifest("stale", "it lost f", "it lost f"),
             [f"table {NAME} is stale, as of epoch 7: it lost f; it is being copied again"],
+        ),
+        (
+            manifest("stale", REATTACHED, REATTACHED),
+            [
+                f"table {NAME} is stale, as of epoch 7: {REATTACHED}; it is being brought level with its source"
+            ],
+        ),
+        (
+            manifest("held", REATTACHED, REATTACHED, quarantined_rows=3),
+            [f"table {NAME} holds the epochs back: {REATTACHED}; it is being copied again"],
         ),
         (
             manifest("stale", "it lost f", "it lost f", a="denied\nHINT:  GRANT SELECT"),

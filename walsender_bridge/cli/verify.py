@@ -106,7 +106,7 @@ def verify(
                 settings.log_address,
                 [Source(s.name, s.dsn, s.publication_name) for s in settings.source],
                 record,
-                Load(load, snapshot_seconds),
+                Load(load, snapshot_seconds, lake.copy_rate),
                 watch=watch,
                 store=store_options(lake),
             )

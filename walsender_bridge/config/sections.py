@@ -377,7 +377,8 @@ class LakeSection(_Section):
     retention: float = Field(default=86_400.0, gt=0)
     #: Whether epochs wait for a table that cannot be updated: always, during a full resync, or never.
     failing_table: Literal["hold", "wait_for_copy", "go_on"] = "wait_for_copy"
-    #: Bytes of rows, before compression, that an initial copy processes per second at most; unlimited by default.
+    #: Bytes of rows, before compression, that an initial copy processes per second at most, and bytes of a table, as PostgreSQL
+    #: stores it, that a comparison (`reattach`, `verify`) reads per second; unlimited by default.
     copy_rate: float | None = Field(default=None, gt=0)
     #: The size in bytes of the chunks in which a large table is copied; an interrupted copy does not read complete ones again.
     copy_chunk_bytes: int = Field(default=4 << 30, ge=1 << 20)

@@ -24,7 +24,10 @@ def problems(lake: Any) -> Iterator[TableProblem]:
     """Each table, view and feed that does not follow. `lake`: the newest manifest."""
     for name, table in sorted(lake.tables.items()):
         since = f"as of epoch {table.as_of}"
-        again = "; it is being copied again" if table.resync and name not in lake.not_copied else ""
+        again = ""
+        if table.resync and name not in lake.not_copied:
+            how = "brought level with its source" if table.is_leveled else "copied again"
+            again = f"; it is being {how}"
         if table.state == "held":
             yield TableProblem(name, f"holds the epochs back: {table.reason}{again}")
         elif table.state == "stale":

@@ -17,6 +17,7 @@ from tuskline import errors
 
 if TYPE_CHECKING:
     from spark_consumers import ExportedSnapshot, Lakehouse, Snapshot, Source, read
+    from spark_consumers.lake.flush import flush, sync
     from spark_consumers.lake.store.lake_store import StoreOptions
     from spark_consumers.spark.session import catalog_settings, session, settings
     from walsender_bridge.change_log.client import LogClient, ReplicaClient
@@ -36,11 +37,14 @@ __all__ = [
     "__version__",
     "catalog_settings",
     "errors",
+    "flush",
     "read",
     "session",
     "settings",
+    "sync",
 ]
 
+_FLUSH = "spark_consumers.lake.flush"
 _CLIENT = "walsender_bridge.change_log.client"
 _SESSION = "spark_consumers.spark.session"
 #: The module of each name that is loaded when it is first used.
@@ -54,9 +58,11 @@ _MODULES = {
     "StoreOptions": "spark_consumers.lake.store.lake_store",
     "StreamReader": "walsender_bridge.change_log.stream_reader",
     "catalog_settings": _SESSION,
+    "flush": _FLUSH,
     "read": "spark_consumers",
     "session": _SESSION,
     "settings": _SESSION,
+    "sync": _FLUSH,
 }
 #: The extra of each name that an installation without extras cannot load.
 _EXTRAS = {

@@ -17,7 +17,8 @@ every NaN has one form. `NULL` has none (`framed` tells it from every text).
 A decimal's text depends on who writes it (`0E-7`), that of a float on the server's version (before 12 it is not the shortest),
 and that of a time on settings; so none of these is used. Nothing here depends on a server's version, and no extension is needed.
 
-A column's text is in the server's encoding there and in UTF-8 here; the server converts what it hashes.
+A column's text is in the server's encoding there and in UTF-8 here; the server converts what it hashes, and counts bytes of UTF-8. A `SQL_ASCII`
+database converts nothing, and may have bytes that are not UTF-8: their rows are told apart (`sql_is_utf8`) instead of raising an error.
 """
 
 import binascii
@@ -67,17 +68,23 @@ _HELD: Final = {
 #: Days and microseconds from 1970 to 2000, from where PostgreSQL counts.
 _DAYS: Final = 10_957
 _MICROSECONDS: Final = _DAYS * 86_400_000_000
+#: The encoding of a database that converts nothing; and, for its regular expressions, which go by bytes, what UTF-8 is (RFC 3629).
+_AS_IT_IS: Final = "SQL_ASCII"
+_UTF8: Final = (
+    r"^([\x01-\x7f]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}|\xed[\x80-\x9f][\x80-\xbf]"
+    r"|\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|\xf4[\x80-\x8f][\x80-\xbf]{2})*$"
+)
 #: The arguments of one call of `concat`; a function of PostgreSQL may have 100.
 _ARGUMENTS: Final = 80
 
 
-def sql_form(read: ReadColumn) -> sql.Composable:
-    """The form of a column, as an expression of the type `text`; NULL for NULL."""
+def sql_form(read: ReadColumn, encoding: str) -> sql.Composable:
+    """The form of a column, as an expression of the type `text`; NULL for NULL. `encoding`: the database's."""
     column = read.column
     kind = column_type(column.type_oid, column.typmod)
     name: sql.Composable = sql.Identifier(column.name)
     if not pa.types.is_string(kind.arrow):
-        return _form(name, kind)
+        return _form(name, kind, encoding)
     if read.argument:
         name = sql.SQL("{}::{}").format(name, sql.Identifier(*read.argument))
     return sql.SQL("{}({})::text").format(sql.Identifier(*read.output), name)
@@ -91,15 +98,15 @@ def sql_text(read: ReadColumn) -> sql.Composable:
     return sql.SQL("{}({})::text").format(sql.Identifier(*read.output), name)
 
 
-def _form(value: sql.Composable, kind: ColumnType) -> sql.Composable:
+def _form(value: sql.Composable, kind: ColumnType, encoding: str) -> sql.Composable:
     """The form of a value of a type that has no text in the lake, or of an array's element."""
     oid = kind.type_oid
     if (element := element_oid(oid)) is not None:
-        inner = _form(sql.SQL("u.e"), column_type(element, kind.typmod))
+        inner = _form(sql.SQL("u.e"), column_type(element, kind.typmod), encoding)
         return sql.SQL(
             "CASE WHEN {0} IS NOT NULL THEN coalesce(array_dims({0}), '') || (SELECT coalesce(string_agg({1}, '' ORDER BY f.n), '')"
             " FROM (SELECT {2} AS form, u.n FROM unnest({0}) WITH ORDINALITY AS u(e, n)) AS f) END"
-        ).format(value, sql_framed(sql.SQL("f.form")), inner)
+        ).format(value, sql_framed(sql.SQL("f.form"), encoding), inner)
     if oid == types.BYTEA:
         return sql.SQL("encode({}, 'hex')").format(value)
     if oid in _SEND:
@@ -138,14 +145,26 @@ def _held(value: sql.Composable, kind: ColumnType) -> sql.Composable | None:
     return sql.SQL("coalesce({}, true)").format(sql.SQL(condition).format(value))
 
 
-def sql_framed(form: sql.Composable) -> sql.Composable:
-    """A form with its length before it, so that forms can be put end to end; `-` for NULL."""
-    return sql.SQL("coalesce(length({0})::text || ':' || {0}, '-')").format(form)
+def sql_bytes(text: sql.Composable, encoding: str) -> sql.Composable:
+    """The bytes of a text in UTF-8. From a `SQL_ASCII` database they come as they are."""
+    to = _AS_IT_IS if encoding == _AS_IT_IS else "UTF8"
+    return sql.SQL("convert_to({}, {})").format(text, sql.Literal(to))
 
 
-def sql_joined(forms: Sequence[sql.Composable]) -> sql.Composable:
+def sql_is_utf8(text: sql.Composable) -> sql.Composable:
+    """Whether a text of a `SQL_ASCII` database is UTF-8."""
+    return sql.SQL("{} ~ {}").format(text, sql.Literal(_UTF8))
+
+
+def sql_framed(form: sql.Composable, encoding: str) -> sql.Composable:
+    """A form with its length in bytes of UTF-8 before it, so that forms can be put end to end; `-` for NULL."""
+    stored = form if encoding in {"UTF8", _AS_IT_IS} else sql_bytes(form, encoding)
+    return sql.SQL("coalesce(octet_length({1})::text || ':' || {0}, '-')").format(form, stored)
+
+
+def sql_joined(forms: Sequence[sql.Composable], encoding: str) -> sql.Composable:
     """The framed forms of several columns, end to end."""
-    parts = [sql_framed(form) for form in forms]
+    parts = [sql_framed(form, encoding) for form in forms]
     while len(parts) > 1 or not parts:
         groups = [parts[i : i + _ARGUMENTS] for i in range(0, max(1, len(parts)), _ARGUMENTS)]
         parts = [
@@ -186,7 +205,7 @@ def joined(columns: Sequence[pa.Array], rows: int) -> pa.Array:
 
 
 def _framed(column: pa.Array) -> pa.Array:
-    lengths = pc.utf8_length(column).cast(pa.large_string())
+    lengths = pc.binary_length(column).cast(pa.large_string())
     return pc.fill_null(_together(lengths, _text(":"), column), "-")
 
 

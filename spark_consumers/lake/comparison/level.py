@@ -6,7 +6,7 @@ removed are those of the keys that are `extra` or `changed`, and those that are 
 there twice. Which of several equal rows goes does not matter. That the digests have told the truth is checked afterwards: the sums of the
 chunks are computed from the lake's files again (`copy.leveling`).
 
-A table is copied instead where the comparison cannot answer for its rows (`unfit`, `misfit`), or would cost more than it saves (`is_too_much`).
+A table is copied instead where the comparison cannot answer for its rows (`TableVersion.unfit`, `misfit`), or would cost more than it saves (`is_too_much`).
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from spark_consumers.lake.comparison.sums import RowDifference
-from spark_consumers.lake.manifest.table_version import HELD, STALE, TableVersion
+from spark_consumers.lake.manifest.table_version import TableVersion
 from walsender_bridge.postgres.table_layout import RowRules
 
 #: Rows that are found to differ, up to which a table is never copied for them; and at most: their digests are in the driver's memory.
@@ -62,21 +62,6 @@ def is_too_much(found: Level, rows: int) -> bool:
     """Whether the table, of so many `rows`, is rather copied: more than half of them differ, or very many."""
     changed = max(found.wanted.total(), found.gone.total())
     return changed > MOST or (changed > FEW and 2 * changed > rows)
-
-
-def unfit(table: TableVersion) -> str | None:
-    """Why the rows of this table are of no use for the next copy; None if they may be brought level."""
-    if table.state not in {HELD, STALE}:
-        return f"it is {table.state}"
-    if table.masks:
-        return "some of its columns are masked, so the lake does not have what the source has"
-    if table.rules != RowRules():
-        return "by its mode or row filter, the lake has other rows of it than the source"
-    if table.quarantined_rows or table.quarantine_files:
-        return "it has quarantined rows"
-    if not table.snapshot_id or not table.layout:
-        return "an earlier version wrote it"
-    return None
 
 
 def misfit(before: TableVersion, now: TableVersion) -> str | None:

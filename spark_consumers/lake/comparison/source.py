@@ -15,7 +15,14 @@ from psycopg import sql
 
 from spark_consumers.decode.types import UUID
 from spark_consumers.lake.comparison.chunks import Chunks, buckets_of, ranges_of
-from spark_consumers.lake.comparison.forms import sql_form, sql_held, sql_joined, sql_text
+from spark_consumers.lake.comparison.forms import (
+    sql_bytes,
+    sql_form,
+    sql_held,
+    sql_is_utf8,
+    sql_joined,
+    sql_text,
+)
 from spark_consumers.lake.comparison.sums import KeyAndDigest, Sums
 from spark_consumers.lake.tables.chunks import CHUNKED_BY
 from spark_consumers.snapshot import same_relation
@@ -59,10 +66,19 @@ class OutOfTimeError(SnapshotError):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much the source is burdened. `share`: the part of the time for which the connection is busy; `seconds`: how long a snapshot is held."""
+    """How much the source is burdened. `share`: the part of the time for which the connection is busy; `seconds`: how long a snapshot is held.
+
+    `rate`: bytes of tables, as PostgreSQL stores them, that are read in a second at most; None: as many as there are.
+    """
 
     share: float
     seconds: float
+    rate: float | None = None
+
+    def rest(self, busy: float, size: float) -> float:
+        """Seconds to rest after a query that read so many bytes, and kept the connection busy for so many seconds. Pure."""
+        resting = min(_LONGEST_REST, busy * (1 / self.share - 1))
+        return resting if self.rate is None else max(resting, size / self.rate - busy)
 
 
 class SourceRows(Closing):
@@ -77,6 +93,9 @@ class SourceRows(Closing):
         self._resting = resting
         self._where = describe(exported.dsn)
         self._connection = BoundedConnection.connect(reader_conninfo(exported.dsn))
+        #: Of the database, by PostgreSQL's name.
+        self._sizes: dict[int, RelationBlocks] = {}
+        self.encoding = self._connection.info.parameter_status("server_encoding") or ""
 
     def close(self) -> None:
         """End the session."""
@@ -90,7 +109,7 @@ class SourceRows(Closing):
     def divided(self, table: PublishedTable, size: int) -> Chunks:
         """How the table is divided into chunks of about `size` bytes."""
         with reading(self._exported.dsn, self._exported.snapshot) as connection:
-            relations = relations_of(connection, table)
+            relations = self._measured(relations_of(connection, table))
             total = sum(each.blocks * each.block_size for each in relations)
             column = table.key[0] if table.key else ""
             kinds = {c.name: c.type_oid for c in table.columns}
@@ -107,12 +126,25 @@ class SourceRows(Closing):
     def relations(self, table: PublishedTable) -> list[RelationBlocks]:
         """Those that have the table's rows."""
         with reading(self._exported.dsn, self._exported.snapshot) as connection:
-            return relations_of(connection, table)
+            return self._measured(relations_of(connection, table))
 
     def blocks(self, table: PublishedTable, size: int) -> list[BlockRange]:
         """The table in parts of about `size` bytes."""
         with reading(self._exported.dsn, self._exported.snapshot) as connection:
+            self._measured(relations_of(connection, table))
             return parts(connection, table, count=None, size=size)
+
+    def _measured(self, relations: list[RelationBlocks]) -> list[RelationBlocks]:
+        self._sizes |= {each.oid: each for each in relations}
+        return relations
+
+    def _size(self, part: Part, chunks: Chunks) -> float:
+        """Bytes of a part, as PostgreSQL stores it: of a range of a key about."""
+        there = self._sizes[part.oid]
+        if isinstance(part, KeyRange):
+            return there.blocks * there.block_size / chunks.count
+        last = there.blocks if part.last is None else part.last
+        return max(0, last - part.first) * there.block_size
 
     def sums(
         self, table: PublishedTable, chunks: Chunks, wanted: Collection[int] | None, part: Part
@@ -120,12 +152,12 @@ class SourceRows(Closing):
         """The sums of a part's rows, by bucket (a range's by 0). `wanted`: only these buckets; None: all."""
         query = sql.SQL(load("equality/sums")).format(
             chunk=chunks.sql_number(_divided_by(table)),
-            digests=_digests(table, part, keyed=not chunks.column),
+            digests=_digests(table, part, self.encoding, keyed=not chunks.column),
             wanted=_wanted(table, chunks, wanted),
         )
         return [
             (int(number), Sums(rows, int(first) % _MODULUS, int(second) % _MODULUS, beyond))
-            for number, rows, first, second, beyond in self._read(part, query)
+            for number, rows, first, second, beyond in self._read(part, chunks, query)
         ]
 
     def keys(
@@ -136,26 +168,26 @@ class SourceRows(Closing):
         keys = sql.SQL("ARRAY[{}]::text[]").format(_aliases("f", places))
         query = sql.SQL(load("equality/keys")).format(
             keys=keys,
-            digests=_digests(table, part, keyed=not chunks.column),
+            digests=_digests(table, part, self.encoding, keyed=not chunks.column),
             wanted=_wanted(table, chunks, wanted),
         )
-        for key, digest, count in self._read(part, query):
+        for key, digest, count in self._read(part, chunks, query):
             yield (tuple(key), bytes(digest)), count
 
     def values(
-        self, table: PublishedTable, wanted: Collection[bytes], part: Part
+        self, table: PublishedTable, chunks: Chunks, wanted: Collection[bytes], part: Part
     ) -> dict[bytes, tuple[list[str | None], list[str | None]]]:
         """The forms and the texts of the columns of a part's rows with these digests, by digest."""
         places = range(len(table.read_columns))
         query = sql.SQL(load("equality/values")).format(
             forms=sql.SQL("ARRAY[{}]::text[]").format(_aliases("f", places)),
             texts=sql.SQL("ARRAY[{}]::text[]").format(_aliases("t", places)),
-            digests=_digests(table, part, keyed=False, texts=True),
+            digests=_digests(table, part, self.encoding, keyed=False, texts=True),
             wanted=sql.Literal(list(wanted)),
         )
-        return {bytes(d): (forms, texts) for d, forms, texts in self._read(part, query)}
+        return {bytes(d): (forms, texts) for d, forms, texts in self._read(part, chunks, query)}
 
-    def _read(self, part: Part, query: sql.Composed) -> list[tuple[Any, ...]]:
+    def _read(self, part: Part, chunks: Chunks, query: sql.Composed) -> list[tuple[Any, ...]]:
         """The rows of a query that reads this part, in a transaction of its own."""
         if self.left <= 0:
             raise self._out_of_time()
@@ -182,7 +214,7 @@ class SourceRows(Closing):
             raise failure(
                 error.sqlstate, str(error), self._where, self._exported.snapshot
             ) from None
-        self._rest(time.monotonic() - began)
+        self._rest(self._load.rest(time.monotonic() - began, self._size(part, chunks)))
         return rows
 
     def _lock(self, part: Part) -> None:
@@ -209,8 +241,8 @@ class SourceRows(Closing):
         same_relation.check(part.relation, RelationAnswer(*found), self._where)
 
     def _rest(self, seconds: float) -> None:
-        """Leave the source alone for its share of the time."""
-        until = time.monotonic() + min(_LONGEST_REST, seconds * (1 / self._load.share - 1))
+        """Leave the source alone for so long, unless the snapshot's time is over before."""
+        until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self.left > 0:
             self._resting()
             time.sleep(min(1.0, left))
@@ -229,9 +261,11 @@ class DigestedPart:
     condition: sql.Composed
 
     @classmethod
-    def of(cls, table: PublishedTable, part: Part, wanted: Collection[bytes]) -> "DigestedPart":
-        """Those with the `wanted` digests."""
-        row = sql_joined([sql_form(read) for read in table.read_columns])
+    def of(
+        cls, table: PublishedTable, part: Part, wanted: Collection[bytes], encoding: str
+    ) -> "DigestedPart":
+        """Those with the `wanted` digests. `encoding`: the database's."""
+        row = sql_bytes(_joined(table, encoding), encoding)
         names = "{" + ",".join(sorted(digest.hex() for digest in wanted)) + "}"
         condition = sql.SQL(load("equality/has_digest")).format(row=row, wanted=sql.Literal(names))
         return cls(part, condition)
@@ -261,13 +295,13 @@ class DigestedPart:
 
 
 def _digests(
-    table: PublishedTable, part: Part, *, keyed: bool, texts: bool = False
+    table: PublishedTable, part: Part, encoding: str, *, keyed: bool, texts: bool = False
 ) -> sql.Composed:
     """The query for the digests of a part's rows; `keyed`: of their keys, too, in a table that has one."""
     reads = table.read_columns
     places = range(len(reads))
     columns: list[sql.Composable] = [
-        sql.SQL("{} AS {}").format(sql_form(read), sql.Identifier(f"f{i}"))
+        sql.SQL("{} AS {}").format(sql_form(read, encoding), sql.Identifier(f"f{i}"))
         for i, read in enumerate(reads)
     ]
     if texts:
@@ -276,14 +310,16 @@ def _digests(
             for i, read in enumerate(reads)
         ]
     held = [each for read in reads if (each := sql_held(read)) is not None]
-    row = sql_joined([sql.Identifier(f"f{i}") for i in places])
+    if encoding == "SQL_ASCII":
+        held.append(sql_is_utf8(_joined(table, encoding)))
+    row = sql_joined([sql.Identifier(f"f{i}") for i in places], encoding)
     key: sql.Composable = sql.SQL("NULL::bytea")
     if keyed and table.key:
-        of_key = sql_joined([sql.Identifier(f"f{i}") for i in _key_places(table)])
-        key = sql.SQL("substr(sha256(convert_to({}, 'UTF8')), 1, 16)").format(of_key)
+        of_key = sql_joined([sql.Identifier(f"f{i}") for i in _key_places(table)], encoding)
+        key = sql.SQL("substr(sha256({}), 1, 16)").format(sql_bytes(of_key, encoding))
     bounds = part.bounds
     return sql.SQL(load("equality/digests")).format(
-        row=row,
+        row=sql_bytes(row, encoding),
         key=key,
         columns=sql.SQL(", ").join(columns),
         held=sql.SQL(" AND ").join(held) if held else sql.SQL("true"),
@@ -291,6 +327,11 @@ def _digests(
         range=sql.SQL(" AND ").join(bounds) if bounds else sql.SQL("true"),
         filter=sql.SQL(f"({table.row_filter})") if table.row_filter else sql.SQL("true"),
     )
+
+
+def _joined(table: PublishedTable, encoding: str) -> sql.Composable:
+    """The forms of a row's columns, end to end."""
+    return sql_joined([sql_form(read, encoding) for read in table.read_columns], encoding)
 
 
 def _key_places(table: PublishedTable) -> list[int]:

@@ -388,6 +388,7 @@ class TableCopier:
             table.snapshot,
             table.request.source.publication,
             table.request.term,
+            table.request.rate,
         )
         try:
             made, counts = self._leveler.level(

@@ -81,7 +81,8 @@ _Out = TypeVar("_Out")
 class LevelRequest:
     """Bring the table `before`, of this `name`, level with `published` at this snapshot.
 
-    `now`: what a copy of it from there has as long as nothing was read. `publication`: by which it is read. `term`: of the writer.
+    `now`: what a copy of it from there has as long as nothing was read. `publication`: by which it is read. `term`: of the writer. `rate`: see
+    `Load`.
     """
 
     name: str
@@ -91,6 +92,7 @@ class LevelRequest:
     exported: ExportedSnapshot
     publication: str
     term: int
+    rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,8 @@ class _Leveling:
         """See `Leveler.level`."""
         target = self._target()
         exported = self._request.exported
-        with SourceRows(exported, time.monotonic(), Load(1.0, _SECONDS), self._check) as rows:
+        load = Load(1.0, _SECONDS, self._request.rate)
+        with SourceRows(exported, time.monotonic(), load, self._check) as rows:
             compared = Compared(
                 rows,
                 self._request.published,
@@ -276,7 +279,8 @@ class _Leveling:
         parts: list[Part | DigestedPart] = []
         for number, digests in wanted:
             its = compared.parts(found.chunks, [number])
-            parts += [_with_digests(published, part, digests) for part in its]
+            encoding = compared.rows.encoding
+            parts += [_with_digests(published, part, digests, encoding) for part in its]
         source = SnapshotSource(
             {
                 "dsn": exported.dsn,
@@ -405,10 +409,12 @@ class _Leveling:
 
 
 def _with_digests(
-    published: PublishedTable, part: Part, wanted: Collection[bytes]
+    published: PublishedTable, part: Part, wanted: Collection[bytes], encoding: str
 ) -> Part | DigestedPart:
     """The part, of which the server sends the rows with these digests, unless there are too many of them."""
-    return part if len(wanted) > _CHOSEN_THERE else DigestedPart.of(published, part, wanted)
+    if len(wanted) > _CHOSEN_THERE:
+        return part
+    return DigestedPart.of(published, part, wanted, encoding)
 
 
 def _runs(table: TableVersion) -> tuple[Run, ...] | None:

@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from spark_consumers.lake.epoch.plan import position_of
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
-from spark_consumers.lake.manifest.table_version import LEFT, LIVE, PAUSED, RESUMING
+from spark_consumers.lake.manifest.table_version import LEFT, LIVE, PAUSED, REATTACHED, RESUMING
 from spark_consumers.lake.tables import states
 from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.sources.history import (
@@ -38,7 +38,6 @@ from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import DivergedError
 
 REASON = "the log was rolled back: "
-REATTACHED = "its source was reattached, so changes may be missing in the log"
 WAYS_OUT = (
     "tuskline table resync of every table of its stream copies them again; or restore the log that the lake"
     " was written from, and repeat the request"

@@ -384,7 +384,7 @@ class _Comparison:
         there = {digest for each in found for digest, _ in each.lake}
         ours: dict[bytes, tuple[list[str | None], list[str | None]]] = {}
         for part in parts if here else ():
-            ours |= self._rows.values(self._there, here, part)
+            ours |= self._rows.values(self._there, chunks, here, part)
         theirs = values_of(self._frame, division, there) if there else {}
         return [self._difference(each, ours, theirs) for each in found]
 

@@ -186,7 +186,6 @@ def open_tail(
             status = _checked(head, client.status(), log)
             plan = _plan(head, status)
             targets = _targets(root, plan, mask_key)
-            _check_readable(status, {stream_of(name) for name in targets})
             packed = {name: PackedTable.of(target, ((), 0)) for name, target in targets.items()}
             addresses = {stream: cut.addresses for stream, cut in status.streams.items()}
             folder = None if reader is None else reader_files.new_folder(root, reader)
@@ -196,6 +195,8 @@ def open_tail(
             found = LogTail(spark, plan, targets)
             if folder is not None:
                 weakref.finalize(found, _drop, folder).atexit = False
+            unread = {stream_of(name) for name in targets} - {each.stream for each in work}
+            _check_readable(status, unread)
             if work:
                 found.read(work)
         finally:
@@ -279,10 +280,10 @@ def _followed(head: Manifest, table: TableVersion) -> TableVersion:
 
 
 def _check_readable(status: LogStatus, streams: AbstractSet[str]) -> None:
-    """Raise the log server's error unless this reader may read these streams: of a tail without an entry nothing else is read."""
+    """Raise the log server's error unless this reader may read these streams, of which no entry is read: nothing else asks."""
     for stream in streams & status.streams.keys():
         with StreamReader.of(status.streams[stream]) as reader:
-            reader.relations()
+            reader.schemas(())
 
 
 def _targets(root: Place, plan: EpochPlan, key: bytes) -> dict[str, Target]:

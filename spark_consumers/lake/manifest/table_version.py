@@ -17,7 +17,7 @@ in chunks, of which some are still to come.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from spark_consumers.decode.identity import identity_of
 from walsender_bridge.postgres.column_masks import ColumnMask
@@ -31,6 +31,9 @@ PAUSED = "paused"
 RESUMING = "resuming"
 HELD = "held"
 STALE = "stale"
+#: Why a table is copied that lacks nothing but changes: most of its rows may be the source's.
+REATTACHED: Final = "its source was reattached, so changes may be missing in the log"
+ANOTHER_LOG: Final = "the lake continues with another log"
 
 #: A column as the log describes it: name, type OID, type modifier.
 Column = tuple[str, int, int]
@@ -129,6 +132,26 @@ class TableVersion:
     def identity(self) -> tuple[str, ...]:
         """The columns that identify its rows in the lake (`decode.identity`); none without a key."""
         return identity_of(self.key, self.mode)
+
+    @property
+    def unfit(self) -> str | None:
+        """Why its rows are of no use for the next copy; None if it may be brought level (`copy.leveling`)."""
+        if self.state not in {HELD, STALE}:
+            return f"it is {self.state}"
+        if self.masks:
+            return "some of its columns are masked, so the lake does not have what the source has"
+        if self.rules != RowRules():
+            return "by its mode or row filter, the lake has other rows of it than the source"
+        if self.quarantined_rows or self.quarantine_files:
+            return "it has quarantined rows"
+        if not self.snapshot_id or not self.layout:
+            return "an earlier version wrote it"
+        return None
+
+    @property
+    def is_leveled(self) -> bool:
+        """Whether it lacks nothing but changes, and is brought level with its source, if that succeeds, instead of being copied."""
+        return self.resync in {REATTACHED, ANOTHER_LOG} and self.unfit is None
 
     @property
     def is_partial(self) -> bool:

@@ -37,7 +37,7 @@ from dataclasses import replace
 
 from spark_consumers.lake.epoch.plan import position_of
 from spark_consumers.lake.manifest.chain import Chain, Manifest
-from spark_consumers.lake.manifest.table_version import LEFT, PAUSED
+from spark_consumers.lake.manifest.table_version import ANOTHER_LOG, LEFT, PAUSED
 from spark_consumers.lake.tables import states
 from spark_consumers.lake.tables.removed import without_departed
 from spark_consumers.lake.writer import requests
@@ -46,7 +46,6 @@ from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
 #: Why a table is brought level or copied.
-REASON = "the lake continues with another log"
 
 
 def request(chain: Chain, log_id: str) -> Request | None:
@@ -138,11 +137,11 @@ def adopted(
     outcome = {}
     for name, table in link.tables.items():
         if table.state == PAUSED:
-            paused = replace(table, resync=REASON)
+            paused = replace(table, resync=ANOTHER_LOG)
             link = replace(link, tables={**link.tables, name: paused})
         elif table.state != LEFT:
-            link = states.stop(link, name, REASON, holds=holds, full_resync=True)
-            outcome[name] = f"is brought level or copied: {REASON}"
+            link = states.stop(link, name, ANOTHER_LOG, holds=holds, full_resync=True)
+            outcome[name] = f"is brought level or copied: {ANOTHER_LOG}"
     streams = {stream: position_of(cut) for stream, cut in status.streams.items()}
     link = replace(link, log_id=status.log_id, streams=streams, copies={}, not_copied={})
     for one in asked:

@@ -278,8 +278,11 @@ def _one(
     if table.state in {LIVE, RESUMING, LEFT} or (table.state != PAUSED and table.resync):
         return head, f"refused: it is {table.state}" if table.state == LEFT else "follows already"
     made = states.resume(head, name, low_offsets.get(states.stream_of(name), 0))
-    resync = made.tables[name].resync
-    return made, f"is copied again: {resync}" if resync else "follows again"
+    resumed = made.tables[name]
+    if not resumed.resync:
+        return made, "follows again"
+    how = "is brought level or copied" if resumed.is_leveled else "is copied again"
+    return made, f"{how}: {resumed.resync}"
 
 
 def _dropped(head: Manifest, name: str) -> tuple[Manifest, str]:

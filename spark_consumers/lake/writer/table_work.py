@@ -11,14 +11,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 
 from spark_consumers.decode.mode_columns import unkept
-from spark_consumers.lake.comparison.level import unfit
 from spark_consumers.lake.copy.bootstrap import CopyRequest, StartOver
 from spark_consumers.lake.copy.running import Copies, NotBegun, Result
 from spark_consumers.lake.epoch import quarantined_rows, rolled_back
 from spark_consumers.lake.epoch.epoch_writer import ShapeChangedError
 from spark_consumers.lake.epoch.log_view import version_before
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
-from spark_consumers.lake.manifest.table_version import LIVE, PAUSED, RESUMING
+from spark_consumers.lake.manifest.table_version import (
+    ANOTHER_LOG,
+    LIVE,
+    PAUSED,
+    REATTACHED,
+    RESUMING,
+)
 from spark_consumers.lake.policy import Policy
 from spark_consumers.lake.status import CopyStatus, EpochStatus, write_status
 from spark_consumers.lake.tables import expected, noticed, states
@@ -63,7 +68,7 @@ _AFTER_FAILURE = 30.0
 #: After which a copy is tried again that could not begin, in seconds.
 _NOT_BEGUN = 2.0
 #: Why a table is copied that lacks nothing but changes: most of its rows may be the source's.
-_LEVELED = frozenset({rolled_back.REATTACHED, adopt.REASON})
+_LEVELED = frozenset({REATTACHED, ANOTHER_LOG})
 #: How often that is tried before the table is copied instead.
 _LEVEL_ATTEMPTS = 2
 #: How often the status is written while something is copied, in seconds.
@@ -368,7 +373,7 @@ class TableWork:
             table = head.tables.get(name)
             if table is None or table.resync not in _LEVELED or name in head.copies:
                 continue
-            why = unfit(table)
+            why = table.unfit
             if why is None and self._not_level[name] >= _LEVEL_ATTEMPTS:
                 why = "it could not be brought level"
             if why is None:
