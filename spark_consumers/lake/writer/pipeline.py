@@ -84,6 +84,7 @@ from walsender_bridge.postgres.table_layout import (
     LayoutRule,
     RowRules,
     feed_of,
+    is_delta,
     layout_of,
     rules_of,
 )
@@ -140,7 +141,8 @@ class Lakehouse:
     `position-deletes` or `copy-on-write`, likewise (`policy`). `layouts`: how the rows of tables are laid out, and their columns masked;
     `mask_key`: by which columns are hashed (by default that of the environment). `failing` is
     called with the error of each failed round, and with None when the next one has succeeded. `views`: kept with the tables. `store`: how a bucket is
-    reached. `rest`: the REST catalog that has the tables' metadata, instead of the folder. `delta`: whether the tables are Delta tables, too.
+    reached. `rest`: the REST catalog that has the tables' metadata, instead of the folder. `delta`: whether the tables are Delta tables, too,
+    of which `layouts` has exceptions.
     """
 
     def __init__(
@@ -643,7 +645,9 @@ class Lakehouse:
             # In a catalog of others a table is found by the name that its folder had.
             naming=Naming(self._settings_of, self._feed_of) if self._whole is None else None,
         )
-        delta = DeltaTables(self._chain, self._format) if self._delta else None
+        delta = None
+        if self._delta or any(rule.delta for rule in self._layouts):
+            delta = DeltaTables(self._chain, self._format, self._is_delta)
         kept = Retention.begin(
             self._chain, self._format, site, clock, None if delta is None else delta.clean
         )
@@ -665,6 +669,9 @@ class Lakehouse:
             deletes_of(self._deletes, name),
             quarantines(self._on_unrepresentable_value, name),
         )
+
+    def _is_delta(self, name: str) -> bool:
+        return is_delta(self._layouts, name, default=self._delta)
 
     def _feed_of(self, name: str) -> str:
         return feed_of(self._layouts, name)
