@@ -15,7 +15,7 @@ import pytest
 
 ICEBERG, DELTA = "iceberg", "delta"
 #: Numbers of epochs, folding and schema (docs/invariants.md), views, and what was found beside them.
-NUMBERS = frozenset({*range(1, 16), 22, *range(24, 33), 34, 35, 37, 38})
+NUMBERS = frozenset({*range(1, 16), 22, *range(24, 33), 34, 35, 38})
 #: Which one is in use, for the processes of a test.
 _VARIABLE = "TUSKLINE_TEST_FORMAT"
 

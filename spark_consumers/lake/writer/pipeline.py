@@ -265,6 +265,9 @@ class Lakehouse:
             raise _jvm_ended()  # nothing else detects this while there is nothing to write
         writer = self._writer or self._take_over()
         self._standby.check(writer.head.term)
+        if writer.delta is not None:
+            # What an earlier driver has published waits for no epoch, which may be long, or fail.
+            writer.delta.show()
         status = self._log.status()
         if adopt.wanted(self._chain, writer.head, status.log_id):
             self._forget(writer)
@@ -282,7 +285,7 @@ class Lakehouse:
         awaited = writer.tables.awaited(head, status) if new else None
         if awaited is None or not (due or awaited):
             # What could not be shown after its epoch; mostly there is nothing.
-            _show(writer, head)
+            writer.engines.show(head)
             return None
         wanted, follow = writer.tables.poll_again(writer.head)
         self._publish(writer, wanted)
