@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from spark_consumers import read
+from spark_consumers import Lakehouse, read
 from spark_consumers.lake import reader
 from spark_consumers.lake.delta_log import delta_tables
 from spark_consumers.lake.delta_log.delta_tables import DeltaTables
@@ -23,7 +23,6 @@ from spark_consumers.lake.tables.sources import Source
 from spark_consumers.lake.verify import verify
 from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.writer import requests
-from spark_consumers.lake.writer.log_access import LogAccess
 from tests.cluster.test_types import SETUP, TEXTUAL, TYPED
 from tests.spark.test_engines import (
     EPOCHS,
@@ -244,7 +243,7 @@ def test_5_6_7_13_28_the_next_writer_makes_the_commits_that_are_missing(
         pipeline.house = pipeline.lakehouse(delta=True)
         # They wait for no epoch of its own.
         with monkeypatch.context() as patch:
-            patch.setattr(LogAccess, "status", fail)
+            patch.setattr(Lakehouse, "_update_tables", fail)
             with pytest.raises(OSError, match="no space"):
                 pipeline.house.run_once()
         assert epochs_of(pipeline, "t") == [*before, *missing]
