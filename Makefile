@@ -67,7 +67,7 @@ test: $(READY) $(CLASSES)  ## every test but the long ones, on real servers (TES
 test-all: $(READY) $(CLASSES)  ## every test on every major that can be had; stopped and started again, it goes on (SEED=1)
 	TUSKLINE_POSTGRES=$${TUSKLINE_POSTGRES:-$$(bash tests/support/other_majors.sh)} \
 	  TUSKLINE_PG_CONFIG=$${TUSKLINE_PG_CONFIG:-$$(bash tests/support/server_headers.sh)} \
-	  $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 --resume .cache/test-all --seed $(SEED) $(TESTS) $(ARGS)
+	  $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 --delta --resume .cache/test-all --seed $(SEED) $(TESTS) $(ARGS)
 
 .PHONY: extension
 extension:  ## the extension for PG_CONFIG=pg_config, below build/extension (GOAL=install installs it)

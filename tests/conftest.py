@@ -16,6 +16,7 @@ from tests.support import (
     servers,
     spark_jvm,
     spark_server,
+    table_format,
 )
 from tests.support.containers import container_dsn
 from tests.support.s3 import s3_keys, s3_port
@@ -39,6 +40,7 @@ __all__ = [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     resume.add_options(parser)
+    table_format.add_options(parser)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import table_format as formats
 from tests.support.lake_pipeline import TABLES, Pipeline
 
 _HERE = Path(__file__).parent
@@ -15,6 +16,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings(ignore))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if formats.runs_by_both(metafunc):
+        metafunc.parametrize("table_format", [formats.ICEBERG, formats.DELTA], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def table_format(request):
+    """By which format the test reads."""
+    kind = getattr(request, "param", formats.ICEBERG)
+    with formats.reading_by(kind):
+        yield kind
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ def spoil(pipeline, database):
     return before, pipeline.flush()
 
 
+@pytest.mark.both_formats
 def test_12_one_bad_value_stops_its_table_alone(bills, database):
     before, after = spoil(bills, database)
     table = after.manifest.tables[BILLS]

@@ -1,12 +1,14 @@
 """Delta tables over the data files of the lake's Iceberg tables: PostgreSQL's rows at every epoch, by Delta's own reader."""
 
 import json
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
-from spark_consumers import read
+from spark_consumers import Lakehouse, read
 from spark_consumers.lake import reader
 from spark_consumers.lake.delta_log import delta_tables
 from spark_consumers.lake.delta_log.delta_tables import DeltaTables
@@ -14,7 +16,9 @@ from spark_consumers.lake.delta_log.log import DeltaLog
 from spark_consumers.lake.delta_log.record import read_record
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from spark_consumers.lake.flush import flush
+from spark_consumers.lake.format import avro, snapshot_files
 from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.reader import view_names
 from spark_consumers.lake.tables.sources import Source
 from spark_consumers.lake.verify import verify
 from spark_consumers.lake.views.definition import ViewDefinition
@@ -36,13 +40,17 @@ from tests.support.capture_stack import STREAM
 from tests.support.engines import fault_of, has_same_rows
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import PUBLISHED, TABLES, Pipeline
+from tests.support.machine_files import machine
 from tests.support.pin_requests import Pins
 from tests.support.s3 import options_at
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
+from walsender_bridge.cli import app as cli
 from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError
 from walsender_bridge.postgres.table_layout import SOFT_DELETE, LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Pattern
+
+pytestmark = pytest.mark.iceberg_only("reads by Delta where it says so")
 
 ALL = (*PUBLISHED, "public.days", "public.many")
 NAMES = tuple(name.removeprefix("public.") for name in ALL)
@@ -233,13 +241,11 @@ def test_5_6_7_13_28_the_next_writer_makes_the_commits_that_are_missing(
                 by_delta(pipeline)["t"]
         stale = pipeline.house._writer.delta
         pipeline.house = pipeline.lakehouse(delta=True)
-        pipeline.house.run_once()
-
-        def is_complete():
-            pipeline.house.run_once()
-            return epochs_of(pipeline, "t")[-1:] == missing[-1:]
-
-        wait_for(is_complete, 30, "the commits that were missing")
+        # They wait for no epoch of its own.
+        with monkeypatch.context() as patch:
+            patch.setattr(Lakehouse, "_update_tables", fail)
+            with pytest.raises(OSError, match="no space"):
+                pipeline.house.run_once()
         assert epochs_of(pipeline, "t") == [*before, *missing]
         database.execute("UPDATE t SET v = 'd'")
         epoch = pipeline.flush().epoch
@@ -413,6 +419,141 @@ def test_22_28_a_copy_is_a_delta_table_of_its_own_and_live_reads_merge_it(
         live = by_delta(pipeline, live=True, log=pipeline.log.address)
         assert live.epoch > pipeline.head().epoch
         assert_postgresql_s(database, live)
+
+
+def test_28_what_show_prints_reads_the_cut_by_delta(spark, tmp_path, database):
+    database.execute(*SMALL, *(statement.replace(" t ", ' "o`dd" ') for statement in SMALL))
+    config = tmp_path / "lake.toml"
+    config.write_text(machine("lake").replace('uri = "lake"', f'uri = "{tmp_path / "lake"}"'))
+
+    def printed(epoch):
+        told = ["epochs", "show", str(epoch), "--sql", "delta", "--json", "-c", str(config)]
+        done = CliRunner().invoke(cli.app, told, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def assert_reads(epoch, *names):
+        made = printed(epoch)
+        assert [each["table"] for each in made["statements"]] == list(names)
+        expected = read(spark, pipeline.lake, epoch=epoch)
+        views = view_names(expected.manifest.readable)
+        for each in made["statements"]:
+            spark.sql(each["statement"].removesuffix(";"))
+            view = next(v for v, name in views.items() if name == each["table"])
+            shown = spark.table("`{}`".format(view.replace("`", "``")))
+            assert has_same_rows(expected[each["table"]].toArrow(), shown.toArrow())
+            spark.catalog.dropTempView(view)
+        return made["left_out"]
+
+    odd, t = (f"{STREAM}.public.{name}" for name in ("o`dd", "t"))
+    with Pipeline(spark, tmp_path, database, ["public.t", 'public."o`dd"']) as pipeline:
+        install(database)
+        restarted(pipeline)
+        pipeline.wait_for_tables("t", "o`dd")
+        database.execute("DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (3, 'c')")
+        first = pipeline.flush().epoch
+        resynced(pipeline, "t")
+        database.execute("UPDATE t SET v = 'new'", 'ALTER TABLE "o`dd" ADD given int DEFAULT 7')
+        second = pipeline.flush().epoch
+        assert assert_reads(first, odd, t) == {}
+        left_out = assert_reads(second, t)
+        assert list(left_out) == [odd]
+        assert left_out[odd].startswith("its column 'given' has a default")
+
+
+def test_28_a_commit_reads_the_manifests_that_are_new(spark, tmp_path, database, monkeypatch):
+    """Not all of the table's: a commit would cost the more, the more files there are."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, part int, v text)",
+        "INSERT INTO t SELECT g, g % 7, 'a' FROM generate_series(1, 70) g",
+    )
+    opened = []
+
+    def rows(file):
+        opened.append(str(file))
+        return avro.rows(file)
+
+    with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
+        install(database)
+        layout = TableLayout.parse(["part"])
+        restarted(pipeline, layouts=[LayoutRule(Pattern.parse("public.t"), layout)])
+        pipeline.wait_for_tables("t")
+        # Iceberg's library reads the manifests that it joins by itself, and not by this.
+        monkeypatch.setattr(snapshot_files, "avro", SimpleNamespace(rows=rows))
+        seen: set[str] = set()
+        for number in range(4):
+            database.execute(
+                f"INSERT INTO t VALUES ({100 + number}, 3, 'b')",
+                f"UPDATE t SET v = 'c{number}' WHERE id IN (1, 2)",
+            )
+            opened.clear()
+            pipeline.flush()
+            pipeline.house.run_once()
+            by_delta(pipeline)
+            assert 1 <= len(opened) <= 3, "new rows, and vectors of removed ones"
+            assert seen.isdisjoint(opened)
+            seen.update(opened)
+            assert_postgresql_s(database, by_delta(pipeline))
+        # The statistics are of columns by their physical names: with another schema all is read again.
+        database.execute("ALTER TABLE t ADD w int", "UPDATE t SET w = 7 WHERE id < 9")
+        pipeline.flush()
+        assert_postgresql_s(database, by_delta(pipeline))
+        assert by_delta(pipeline)["t"].where("w = 7").count() == 8
+        # And behind an attempt that failed.
+        with monkeypatch.context() as patch:
+            patch.setattr(DeltaLog, "commit", lambda *_: 1 / 0)
+            database.execute("DELETE FROM t WHERE id = 3")
+            pipeline.flush()
+        database.execute("DELETE FROM t WHERE id = 4")
+        pipeline.flush()
+        pipeline.house._writer.delta._retry_at.clear()
+        pipeline.house.run_once()
+        assert_postgresql_s(database, by_delta(pipeline))
+
+
+def test_28_sections_of_tables_say_which_are_delta_tables(spark, tmp_path, database):
+    database.execute(*SMALL, *(statement.replace(" t ", " plain ") for statement in SMALL))
+    section = LayoutRule(Pattern.parse("public.t"), TableLayout(), delta=True)
+    with Pipeline(spark, tmp_path, database, ["public.t", "public.plain"]) as pipeline:
+        pipeline.house.close()
+        pipeline.house = pipeline.lakehouse(layouts=[section])
+        pipeline.wait_for_tables("t", "plain")
+        database.execute("DELETE FROM t WHERE id = 1", "DELETE FROM plain WHERE id = 1")
+        pipeline.flush()
+        shown = by_delta(pipeline)
+        assert_postgresql_s(database, shown, [f"{STREAM}.public.t"])
+        assert not log_of(pipeline, "plain").folder.exists()
+        with pytest.raises(LakeError, match="has no Delta log"):
+            shown["plain"]
+        record = read_record(open_chain(pipeline.lake).store)
+        assert record is not None
+        assert (record.tables, record.behind) == (1, {})
+
+
+def test_28_status_and_doctor_name_a_log_that_is_behind(spark, tmp_path, database):
+    database.execute(*SMALL)
+    config = tmp_path / "lake.toml"
+    text = machine("lake").replace('uri = "lake"', f'uri = "{tmp_path / "lake"}"')
+    config.write_text(f'{text}[[lake.tables]]\npattern = "public.*"\ndelta = true\n')
+
+    def said(command):
+        done = CliRunner().invoke(cli.app, [command, "-c", str(config)])
+        return done.output
+
+    with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
+        install(database)
+        restarted(pipeline)
+        pipeline.wait_for_tables("t")
+        pipeline.flush()
+        assert "1 of 1 tables at their newest epoch" in said("status")
+        assert "Delta" not in said("doctor")
+        database.execute("ALTER TABLE t ADD given int DEFAULT 7", "UPDATE t SET v = 'x'")
+        newest = pipeline.flush().epoch
+        assert "0 of 1 tables at their newest epoch; behind: shop.public.t" in said("status")
+        told = " ".join(said("doctor").split())
+        assert "Delta logs do not show the newest epoch of 1 table" in told, told
+        shown = epochs_of(pipeline, "t")[-1]
+        assert f"shows epoch {shown} of {newest}, because its column 'given' has a default" in told
 
 
 @pytest.mark.long

@@ -189,6 +189,7 @@ def test_6_a_history_survives_dying_writers_and_added_columns(
     assert_no_orphans(notes.spark, notes.lake)
 
 
+@pytest.mark.iceberg_only("reads by Delta where it says so")
 def test_28_a_history_is_a_delta_table_and_a_copy_begins_another(spark, tmp_path, database):
     database.execute(
         *TABLES,

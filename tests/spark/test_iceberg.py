@@ -35,6 +35,8 @@ from spark_consumers.lake.store.place import place as place_of
 from walsender_bridge.errors import CorruptError, FencedError, LakeError, NotSupportedError
 from walsender_bridge.postgres.table_layout import CODEC, TableLayout
 
+pytestmark = pytest.mark.iceberg_only("is of the format itself")
+
 COLUMNS = pa.schema(
     [
         pa.field("id", pa.int16()),

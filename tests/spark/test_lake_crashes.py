@@ -21,8 +21,9 @@ from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.bank_load import TABLES, check, transfer
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.stack import Stack
+from tests.support.table_format import DELTA
 from tests.support.waiting import wait_for
-from walsender_bridge.errors import Cause
+from walsender_bridge.errors import Cause, LakeError
 from walsender_bridge.runtime.processes import children, command_line
 
 
@@ -47,7 +48,7 @@ def _shown(stack):
     ids=["some", "all"],
 )
 def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(
-    tmp_path, database, spark, seed, places
+    tmp_path, database, spark, seed, places, table_format
 ):
     database.execute(*TABLES)
     stop = threading.Event()
@@ -76,7 +77,13 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(
                 published = place == "after-manifest"
                 assert _head(stack).link == before.link + 1 + published
                 assert (_head(stack).epoch > before.epoch) == published
-                check(read(spark, stack.lake))
+                shown = None
+                if table_format == DELTA and published:
+                    # The versions of the Delta logs are behind the manifest: the next driver makes them.
+                    with pytest.raises(LakeError, match="does not show"):
+                        check(read(spark, stack.lake))
+                    shown = before.epoch
+                check(read(spark, stack.lake, epoch=shown))
             stack.start("lake")
             after = _head(stack).link + 3
             wait_for(lambda: _head(stack).link >= after, 240, "epochs go on")

@@ -331,7 +331,7 @@ def test_masks_that_a_table_cannot_have_copy_nothing(spark, tmp_path, database, 
 
 def test_14_a_renamed_table_is_not_copied_without_the_masks_that_it_had(masked, database):
     old, new = f"{STREAM}.public.people", f"{STREAM}.public.persons"
-    masked.flush()
+    assert masked.flush()[old].count()
     database.execute("ALTER TABLE people RENAME TO persons")
 
     def refused():

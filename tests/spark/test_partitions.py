@@ -1,6 +1,7 @@
 """Tables with partitions, sort orders and options of their own: equal to PostgreSQL in every engine, and pruned."""
 
 from collections import Counter
+from pathlib import PurePath
 from random import Random
 
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ from tests.support.engines import assert_read_by_engines, metadata_of
 from tests.support.iceberg_check import assert_valid
 from tests.support.lake_check import assert_no_orphans
 from tests.support.lake_pipeline import Pipeline, maintaining
+from tests.support.table_format import DELTA
 from tests.support.waiting import wait_for
 from walsender_bridge.postgres.table_layout import LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Pattern
@@ -103,8 +105,9 @@ def test_partitions_come_go_and_change_while_rows_do(spark, tmp_path, database, 
         assert_no_orphans(spark, pipeline.lake)
 
 
+@pytest.mark.both_formats
 def test_11_an_epoch_of_many_ranges_writes_one_file_for_each_partition_that_it_touches(
-    spark, tmp_path, database, monkeypatch
+    spark, tmp_path, database, monkeypatch, table_format
 ):
     database.execute(*ORDERS)
     with Pipeline(spark, tmp_path, database, ["public.orders", "public.bag"]) as pipeline:
@@ -130,6 +133,13 @@ def test_11_an_epoch_of_many_ranges_writes_one_file_for_each_partition_that_it_t
         # Two of the regions that there were, and a new one.
         assert sorted(touched.values()) == [1, 1, 1], touched
         assert len(written["bag"]) == 1
+        if table_format == DELTA:
+            shown = pipeline.flush()
+            for name, files in written.items():
+                place = "regexp_extract(_metadata.file_path, '[^/]+$', 0)"
+                read = {row[0] for row in shown[name].selectExpr(place).distinct().collect()}
+                there = {PurePath(file).name for file, _ in files_of(pipeline, name)}
+                assert {PurePath(file).name for file, _ in files} <= read == there
 
 
 def files_of(pipeline, name):

@@ -22,6 +22,7 @@ from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import Pipeline, dies
 from tests.support.pinned import connect_pinned
 from tests.support.sizes import need_disk, scaled
+from tests.support.table_format import ICEBERG
 from tests.support.waiting import wait_for
 from walsender_bridge.runtime.sql import load
 
@@ -173,6 +174,7 @@ def literals():
     return {**plain, "numeric": "1" * 500, "numeric(39,2)": "-0.10"}
 
 
+@pytest.mark.iceberg_only("Delta refuses a default for older rows by name")
 def test_14_defaults_of_new_columns_copy_nothing_and_every_engine_reads_them(
     recorded, database, monkeypatch
 ):
@@ -232,6 +234,7 @@ def counted(database, table, condition):
         return connection.execute(query.encode()).fetchone()[0]
 
 
+@pytest.mark.iceberg_only("Delta refuses a default for older rows by name")
 def test_14_an_attempt_that_was_not_published_leaves_no_other_default(
     recorded, database, monkeypatch
 ):
@@ -245,6 +248,7 @@ def test_14_an_attempt_that_was_not_published_leaves_no_other_default(
     assert paths(recorded) == before
 
 
+@pytest.mark.iceberg_only("Delta refuses a default for older rows by name")
 def test_14_a_table_in_version_2_of_the_format_is_copied_for_a_default(recorded, database):
     recorded.house.close()
     recorded.house = recorded.lakehouse(deletes={"default": "position-deletes"})
@@ -355,12 +359,13 @@ def test_14_a_writer_that_dies_over_a_change_leaves_it_to_the_next(
     "number", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 8))]
 )
 def test_14_random_changes_between_random_rows_equal_postgresql_at_each_epoch(
-    recorded, database, request, number
+    recorded, database, request, number, table_format
 ):
     """All is followed in place, but for the changes that cause a copy, each of which has its reason."""
     seed = int(request.config.getoption("--seed")) * 1000 + number
     draw = random.Random(seed)
-    written = RandomChanges(draw, copies=number % 2 == 1)
+    # Delta cannot read a column that has a default for older rows: its tables are refused by name then (docs/delta.md).
+    written = RandomChanges(draw, copies=number % 2 == 1, defaults=table_format == ICEBERG)
     copies, caused, link = 0, 0, recorded.head().link
     names = {"docs": "docs", "bag": "bag"}
 
@@ -499,11 +504,12 @@ def test_14_changes_of_a_large_table_read_and_write_none_of_its_rows(spark, tmp_
 class RandomChanges:
     """Random DDL between random DML on `docs`, which has a key, and `bag`, which has none.
 
-    `copies`: some of it copies a table; `causes`: which of that was committed, as table and kind.
+    `copies`: some of it copies a table; `causes`: which of that was committed, as table and kind. `defaults`: columns are added with
+    defaults, too.
     """
 
-    def __init__(self, draw, *, copies):
-        self.draw, self.copies = draw, copies
+    def __init__(self, draw, *, copies, defaults):
+        self.draw, self.copies, self.defaults = draw, copies, defaults
         self.columns = {"docs": ["id", "title", "body", "n", "f"], "bag": ["a", "f", "t", "l"]}
         self.texts = {"docs": {"title", "body"}, "bag": {"t"}}
         #: Columns that can get a wider type, and that type.
@@ -551,6 +557,8 @@ class RandomChanges:
         self.changes += 1
         kinds = ("rename", "drop", "add", "default", "widen", "copy" if self.copies else "add")
         kind = self.draw.choice(kinds)
+        if kind == "default" and not self.defaults:
+            kind = "add"
         old = self.draw.choice(columns)
         # A name that was another column's before, at times.
         new = self.draw.choice([n for n in ("x", "y", f"z{self.changes}") if n not in columns])

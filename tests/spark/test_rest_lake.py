@@ -150,7 +150,8 @@ def by_printed_statements(pipeline, database, snapshot):
     assert sorted(found, key=repr) == wanted
 
 
-def test_epochs_are_the_databases_rows_for_read_and_for_engines(pipeline, database, server):
+@pytest.mark.both_formats
+def test_28_epochs_are_the_databases_rows_for_read_and_for_engines(pipeline, database, server):
     check(pipeline, database, server)
     database.execute(
         "UPDATE docs SET title = 'other' WHERE id = 3",

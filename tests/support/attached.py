@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import psycopg
 
+from tests.support import table_format
 from tests.support.child import run_tuskline, start_tuskline
 from tests.support.servers import DEFAULT
 from tests.support.waiting import wait_for
@@ -54,6 +55,7 @@ class Attached:
         ]
         if lake:
             lines += ["[lake]", 'uri = "lake"', f"epoch_interval = {epoch_interval}"]
+            lines += table_format.section().splitlines()
         if metrics:
             lines += ["[metrics]", f'listen = "{self.metrics_listen}"']
         if safekeepers is not None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support import two_banks
+from tests.support import table_format, two_banks
 from walsender_bridge.errors import TusklineError
 
 LIVE, LAKE = "live", "lake"
@@ -76,4 +76,5 @@ def main(lake: str, log: str, seed: str, file: str) -> None:
 
 
 if __name__ == "__main__":
+    table_format.use_in_this_process()
     main(*sys.argv[1:])

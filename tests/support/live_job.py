@@ -17,6 +17,7 @@ from spark_consumers import read
 from spark_consumers.lake.epoch import plan
 from spark_consumers.lake.live import log_tail
 from spark_consumers.spark.session import session
+from tests.support import table_format
 
 
 def main(lake: str, log: str, events: str, how: str = "sent") -> None:
@@ -52,4 +53,5 @@ def main(lake: str, log: str, events: str, how: str = "sent") -> None:
 
 
 if __name__ == "__main__":
+    table_format.use_in_this_process()
     main(*sys.argv[1:])

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support import table_format
 from tests.support.child import run_tuskline, start_tuskline
 from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.runtime.tls_files import TlsFiles, with_files
@@ -50,7 +51,7 @@ class Stack:
             ),
             f'[lake]\nuri = "{uri}"\nepoch_interval = {epoch_interval}\n',
         ]
-        lines[-1] += lake
+        lines[-1] += table_format.section() + lake
         wanted = f"tables = {list(tables)}\n" if tables else ""
         lines += [
             f'[[source]]\nname = "{n}"\ndsn = "{dsn}"\n{wanted}' for n, dsn in self.sources.items()

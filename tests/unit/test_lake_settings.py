@@ -39,6 +39,7 @@ KEYS = {
             TableLayout.parse(["day(at)"], ["id desc"], {"team": "shop"}),
             "shop",
             (ColumnMask("email", "hash"), ColumnMask("note", "constant", "x")),
+            delta=False,
         )
     ],
     "view": [
@@ -105,6 +106,7 @@ partition = ["day(at)"]
 sort = ["id desc"]
 options = {{ team = "shop" }}
 mask = {{ email = "hash", note = {{ constant = "x" }} }}
+delta = false
 [[lake.view]]
 name = "open"
 sql = "SELECT id FROM orders"

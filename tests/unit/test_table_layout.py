@@ -10,6 +10,7 @@ from walsender_bridge.postgres.table_layout import (
     SortField,
     TableLayout,
     compression,
+    is_delta,
     layout_of,
     refusal,
 )
@@ -156,3 +157,13 @@ def test_the_first_rule_that_matches_a_table_holds_for_it():
         for name in ("shop.public.orders_1", "hr.public.orders", 'x."a.b".t', "x.a.b")
     }
     assert [*found.values()] == [["a"], ["b"], ["c"], []]
+
+
+def test_28_a_section_of_tables_says_which_are_delta_tables():
+    def rule(pattern, delta):
+        return LayoutRule(Pattern.parse(pattern), TableLayout(), delta=delta)
+
+    rules = [rule("public.orders", True), rule("public.o*", None), rule("public.*", False)]
+    names = ("shop.public.orders", "shop.public.others", "shop.public.t", "shop.hr.t")
+    for default, expected in ((False, [1, 0, 0, 0]), (True, [1, 1, 0, 1])):
+        assert [is_delta(rules, name, default) for name in names] == expected

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -23,6 +23,9 @@ from walsender_bridge.runtime.times import iso_time
 if TYPE_CHECKING:
     from spark_consumers.lake.manifest.chain import Chain, Manifest
     from spark_consumers.lake.writer.requests import Request
+
+#: Spark by its reader of Delta, beside the engines that read Iceberg.
+_DELTA: Final = "delta"
 
 epochs_app = typer.Typer(
     help="List, show, pin and unpin the published epochs of the lake.",
@@ -117,7 +120,7 @@ def show(
         typer.Option(
             "--sql",
             metavar="ENGINE",
-            help="Print statements that read this epoch in trino, duckdb, spark or pyiceberg.",
+            help="Print statements that read this epoch in trino, duckdb, spark or pyiceberg, or by delta in Spark.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -189,14 +192,18 @@ def _print_statements(
     from spark_consumers.lake.catalog import rest_statements
     from spark_consumers.lake.catalog import statements as texts
     from spark_consumers.lake.catalog.open_catalog import is_guarded, recorded
+    from spark_consumers.lake.delta_log.statements import delta_statements
 
-    if engine not in texts.ENGINES:
-        raise UsageError(
-            f"unknown engine {engine!r}", repair=f"use one of {', '.join(texts.ENGINES)}"
-        )
+    engines = (*texts.ENGINES, _DELTA)
+    if engine not in engines:
+        raise UsageError(f"unknown engine {engine!r}", repair=f"use one of {', '.join(engines)}")
     tables, left_out = cut_tables(manifest, head)
     catalog = recorded(chain)
-    if catalog is None:
+    if engine == _DELTA:
+        first = ""
+        made, without = delta_statements(chain.root, manifest, tables)
+        left_out |= without
+    elif catalog is None:
         made, first = texts.statements(engine, str(chain.root), tables), texts.preamble(engine)
     else:
         made = rest_statements.statements(engine, catalog, tables)

@@ -222,7 +222,7 @@ class LogServerSection(_Section):
 
 
 class LakeTablesSection(_Section):
-    """`[[lake.tables]]`: partitions, order of rows, Iceberg's properties, masks, mode, row filter and change feeds of the tables that match."""
+    """`[[lake.tables]]`: partitions, order of rows, Iceberg's properties, masks, mode, row filter, change feeds and Delta logs of the tables that match."""
 
     #: As in the `tables` of a source: schema.table, with `*`.
     pattern: str
@@ -242,6 +242,8 @@ class LakeTablesSection(_Section):
     rows: str = ""
     #: Whether each table has a change feed beside it; or how feeds are named, if not "{table}_changes".
     feed: bool | str = False
+    #: Whether each table also has a Delta log; by default as `delta` of [lake] says.
+    delta: bool | None = None
 
     @model_validator(mode="after")
     def _is_rule(self) -> Self:
@@ -270,6 +272,7 @@ class LakeTablesSection(_Section):
             self.mode,
             parse_feed(self.feed),
             self.rows.strip(),
+            self.delta,
         )
 
 
@@ -368,7 +371,7 @@ class LakeSection(_Section):
     #: Whether the endpoint may be http://.
     allow_http: bool = False
     format: Literal["iceberg"] = "iceberg"
-    #: Whether each table also has a Delta log over the same data files.
+    #: Whether each table also has a Delta log over the same data files; [[lake.tables]] has the exceptions.
     delta: bool = False
     catalog: CatalogSection = CatalogSection()
     #: Seconds between epochs when there is data.
@@ -398,6 +401,11 @@ class LakeSection(_Section):
     maintenance: MaintenanceSection = MaintenanceSection()
     #: Views that are kept at every epoch.
     view: tuple[LakeViewSection, ...] = ()
+
+    @property
+    def has_delta(self) -> bool:
+        """Whether tables have Delta logs."""
+        return self.delta or any(section.delta for section in self.tables)
 
     @model_validator(mode="after")
     def _has_each_view_once(self) -> Self:

@@ -253,7 +253,7 @@ def _of_delta(lake: "LakeSection") -> Iterator[Finding]:
     from spark_consumers.lake.delta_log.record import read_record
 
     with suppress(TusklineError, OSError):
-        what = delta_view.trouble(read_record(lake_chain(lake).store)) if lake.delta else ""
+        what = delta_view.trouble(read_record(lake_chain(lake).store)) if lake.has_delta else ""
         if what:
             yield Finding(
                 "Delta logs of the lake",

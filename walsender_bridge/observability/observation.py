@@ -378,7 +378,7 @@ class Observer(Closing):
                 maintenance = maintenance_view.observe(chain)
                 equality = read_record(chain)
                 leveled = read_leveled(chain)
-                delta = read_delta(chain.store) if settings.lake.delta else None
+                delta = read_delta(chain.store) if settings.lake.has_delta else None
                 if manifest is not None:
                     now, shown = time.time(), read_status(chain)
                     copying = copying_now(manifest, shown, now)

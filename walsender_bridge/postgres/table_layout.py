@@ -221,7 +221,8 @@ class RowRules(NamedTuple):
 class LayoutRule:
     """A layout for the tables that match a pattern, of one source (by its name) or of all; what it has of their rows (`RowRules`).
 
-    `feed`: how the change feeds of the tables are named (`change_feed`); empty: they have none.
+    `feed`: how the change feeds of the tables are named (`change_feed`); empty: they have none. `delta`: whether they are Delta tables,
+    too; None: as the lake's other tables.
     """
 
     pattern: Pattern
@@ -231,6 +232,7 @@ class LayoutRule:
     mode: str = CURRENT
     feed: str = ""
     row_filter: str = ""
+    delta: bool | None = None
 
     def matches(self, name: str) -> bool:
         """Whether it is for this table, `stream.schema.table`."""
@@ -253,3 +255,9 @@ def feed_of(rules: Iterable[LayoutRule], name: str) -> str:
     """The change feed of a table (`stream.schema.table`), named alike, by the first rule that matches the table; empty without one."""
     template = next((rule.feed for rule in rules if rule.matches(name)), "")
     return feed_name(template, name) if template else ""
+
+
+def is_delta(rules: Iterable[LayoutRule], name: str, default: bool) -> bool:
+    """Whether a table (`stream.schema.table`) is a Delta table, too, by the first rule that matches it."""
+    found = next((rule.delta for rule in rules if rule.matches(name)), None)
+    return default if found is None else found

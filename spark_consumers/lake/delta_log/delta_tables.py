@@ -5,7 +5,7 @@ takeover, from the chain (`actions` has the argument).
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 from spark_consumers.lake.concurrently import each
@@ -20,7 +20,7 @@ from spark_consumers.lake.delta_log.inline_vectors import descriptor
 from spark_consumers.lake.delta_log.log import REFUSAL, DeltaLog, cleaning, refusal_record
 from spark_consumers.lake.delta_log.record import Behind, DeltaRecord, write_record
 from spark_consumers.lake.delta_log.schema import delta_schema, refusal
-from spark_consumers.lake.delta_log.snapshot import wanted_files
+from spark_consumers.lake.delta_log.snapshot import ReadManifests
 from spark_consumers.lake.format.position_deletes import read_removed
 from spark_consumers.lake.format.puffin import encode
 from spark_consumers.lake.format.table_format import TableFormat
@@ -43,16 +43,21 @@ log = logs.logger()
 
 
 class DeltaTables:
-    """The Delta logs of the tables that one writer publishes."""
+    """The Delta logs of the tables that one writer publishes. `is_delta`: whether a table, by its name, is to have one."""
 
-    def __init__(self, chain: Chain, tables: TableFormat) -> None:
+    def __init__(
+        self, chain: Chain, tables: TableFormat, is_delta: Callable[[str], bool] = lambda _: True
+    ) -> None:
         self._root, self._store = chain.root, chain.store
         self._format = tables
+        self._is_delta = is_delta
         #: By the table's path: what its log does not show yet, as far as is known; the oldest first.
         self._pending: dict[str, list[Shown]] = {}
         #: By the table's path: its snapshot in the newest link, its name, and the epoch that made it, or that was the oldest one then.
         self._newest: dict[str, tuple[int, str, int]] = {}
         self._states: dict[str, LogState] = {}
+        #: By the table's path: the manifests of its last snapshot here, of tables that have a state.
+        self._manifests: dict[str, ReadManifests] = {}
         #: By the table's path: what the commits of its log show, by their versions.
         self._shown: dict[str, dict[int, Shown]] = {}
         #: By the table's path: why it has no Delta log.
@@ -67,7 +72,8 @@ class DeltaTables:
 
     def remember(self, manifest: Manifest) -> None:
         """This link was published: its tables' logs are to show it."""
-        for name, table in manifest.readable.items():
+        readable = {name: t for name, t in manifest.readable.items() if self._is_delta(name)}
+        for name, table in readable.items():
             known = self._newest.get(table.path)
             is_new = known is None or known[0] != table.snapshot_id
             if is_new:
@@ -75,11 +81,11 @@ class DeltaTables:
                 self._pending.setdefault(table.path, []).append(shown)
             epoch = manifest.epoch if known is None or is_new else known[2]
             self._newest[table.path] = table.snapshot_id, name, epoch
-        gone = self._newest.keys() - {table.path for table in manifest.readable.values()}
+        gone = self._newest.keys() - {table.path for table in readable.values()}
         for path in gone:
             for kept in (
-                *(self._newest, self._pending, self._states, self._shown, self.refused),
-                *(self._at, self._failed),
+                *(self._newest, self._pending, self._states, self._manifests, self._shown),
+                *(self.refused, self._at, self._failed),
             ):
                 kept.pop(path, None)
 
@@ -109,6 +115,7 @@ class DeltaTables:
             self._failed[path] = str(error)[:500]
             log.warning("Delta log of table is out of date", table=name, error=str(error)[:500])
             self._states.pop(path, None)
+            self._manifests.pop(path, None)
             self._retry_at[path] = time.monotonic() + _AFTER_FAILURE
         else:
             del self._pending[path]
@@ -136,7 +143,9 @@ class DeltaTables:
         if state.version >= 0:
             self._at[path] = state.shown.epoch
         while len(self._states) > _STATES:
-            self._states.pop(next(iter(self._states)), None)
+            oldest = next(iter(self._states))
+            self._states.pop(oldest, None)
+            self._manifests.pop(oldest, None)
 
     def _refuse(self, path: str, shown: Shown, reason: str) -> None:
         """Leave this snapshot out of the log, and tell why. The next one may be another."""
@@ -154,7 +163,8 @@ class DeltaTables:
         if reason := refusal(found.schema, found.schemas, has_first_names=found.has_first_names):
             raise NotSupportedError(reason, where=path)
         schema = delta_schema(found.schema, found.schemas)
-        wanted, vectors = wanted_files(found.manifest_list, schema.physical, path)
+        manifests = self._manifests.setdefault(path, ReadManifests())
+        wanted, vectors = manifests.wanted(found.manifest_list, schema.physical, path)
         encoded = {}
         for file in new_vectors(state, wanted.values()):
             vector = vectors[file.vector]

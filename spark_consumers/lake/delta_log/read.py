@@ -43,11 +43,16 @@ def read_version(spark: "SparkSession", path: str, order: tuple[int, int], snaps
         ) from error
 
 
-def version_of(path: str, order: tuple[int, int], snapshot: int) -> int:
-    """The version of the table's log that shows this snapshot, of the link or an earlier one; waits for it. Raises `LakeError`."""
+def version_of(
+    path: str, order: tuple[int, int], snapshot: int, patience: float | None = None
+) -> int:
+    """The version of the table's log that shows this snapshot, of the link or an earlier one; waits for it. Raises `LakeError`.
+
+    `patience`: seconds, by default ten.
+    """
     table = place(path)
     log = DeltaLog(table)
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
     while True:
         commits = log.listing().commits
         found, newest = _last_until(log, commits, order)
@@ -70,7 +75,7 @@ def version_of(path: str, order: tuple[int, int], snapshot: int) -> int:
         raise LakeError(
             "the table has no Delta log",
             where=path,
-            repair="set delta = true in [lake], and check the log of `tuskline lake run` for the reason if the table cannot have one",
+            repair="set delta = true in [lake] or [[lake.tables]], and check the log of `tuskline lake run` for the reason if the table cannot have one",
         )
     raise LakeError(
         f"the table's Delta log does not show snapshot {snapshot}",

@@ -1,4 +1,8 @@
-"""The data files of an Iceberg snapshot with Delta's statistics, read from its manifests without Spark."""
+"""The data files of an Iceberg snapshot with Delta's statistics, read from its manifests without Spark.
+
+A manifest never changes, so one that an earlier snapshot of the table had, too, is not read again (`ReadManifests`): what a commit reads is
+what has changed, however many files the table has.
+"""
 
 import json
 import struct
@@ -10,51 +14,90 @@ from typing import Any, Final
 
 from spark_consumers.lake.delta_log.actions import WantedFile
 from spark_consumers.lake.format import avro
-from spark_consumers.lake.format.snapshot_files import files_of
-from spark_consumers.lake.format.table_format import name_of
+from spark_consumers.lake.format.snapshot_files import (
+    ManifestFiles,
+    joined,
+    live_files,
+    manifest_files,
+)
+from spark_consumers.lake.format.table_format import Vector, name_of
 from spark_consumers.lake.store.place import Place, place
 from walsender_bridge.errors import NotSupportedError
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_DATA, _DELETED = 0, 2
+_DATA: Final = 0
 #: Decimals of so many digits are written by JSON's numbers as they are.
 _EXACT = 10**15
 
 
 @dataclass(frozen=True, slots=True)
-class _Measures:
-    """What Iceberg's manifest has of a data file's columns, by their field ids: NULLs, and bounds in Iceberg's bytes."""
+class _Read:
+    """A manifest that was read: its files, and by their names the statistics of data files, in Delta's JSON."""
 
-    nulls: Mapping[int, int]
-    lower: Mapping[int, bytes]
-    upper: Mapping[int, bytes]
+    files: ManifestFiles
+    statistics: Mapping[str, str]
 
 
-def wanted_files(
-    manifest_list: Place, physical: Mapping[int, tuple[str, str]], path: str
-) -> tuple[dict[str, WantedFile], dict[str, Any]]:
-    """The data files of the snapshot, and by the paths of their files the deletion vectors that these have.
+class ReadManifests:
+    """The manifests of one table's snapshot, by their locations, with what they say for a Delta log."""
 
-    `physical`: see `DeltaSchema`. Raises `CorruptError`, and `NotSupportedError` for a table whose removed rows a Delta log cannot name.
-    """
-    measures = _measures(manifest_list)
-    files, vectors = {}, {}
-    for file in files_of(manifest_list):
-        if file.deletes:
-            raise NotSupportedError(
-                "has equality deletes, which a Delta table cannot have",
-                where=path,
-                repair="the table's next change replaces them",
+    def __init__(self) -> None:
+        self._physical: Mapping[int, tuple[str, str]] = {}
+        self._read: dict[str, _Read] = {}
+
+    def wanted(
+        self, manifest_list: Place, physical: Mapping[int, tuple[str, str]], path: str
+    ) -> tuple[dict[str, WantedFile], dict[str, Vector]]:
+        """The data files of the snapshot, and by the paths of their files the deletion vectors that these have.
+
+        `physical`: see `DeltaSchema`; with others, all manifests are read again. Raises `CorruptError`, and `NotSupportedError` for a
+        table whose removed rows a Delta log cannot name.
+        """
+        known = self._read if physical == self._physical else {}
+        now = {}
+        for manifest in avro.rows(manifest_list):
+            at = manifest["manifest_path"]
+            now[at] = known.get(at) or _read(manifest, physical)
+        self._physical, self._read = physical, now
+        told = {name: text for read in now.values() for name, text in read.statistics.items()}
+        files, vectors = {}, {}
+        for file in joined(read.files for read in now.values()):
+            if file.deletes:
+                raise NotSupportedError(
+                    "has equality deletes, which a Delta table cannot have",
+                    where=path,
+                    repair="the table's next change replaces them",
+                )
+            name, vector = file.name, file.vector
+            text = told[name]
+            if vector is not None:
+                text = _with_wide_bounds(text)
+                vectors[vector.puffin] = vector
+            files[name] = WantedFile(name, file.size, text, vector.puffin if vector else "")
+        return files, vectors
+
+
+def _read(manifest: Mapping[str, Any], physical: Mapping[int, tuple[str, str]]) -> _Read:
+    found = list(live_files(manifest))
+    told = {
+        name_of(str(place(file["file_path"]))): json.dumps(
+            statistics(
+                file["record_count"],
+                _by_id(file.get("null_value_counts")),
+                _by_id(file.get("lower_bounds")),
+                _by_id(file.get("upper_bounds")),
+                physical,
             )
-        there = measures[file.name]
-        vector = file.vector.puffin if file.vector is not None else ""
-        told = statistics(file.rows, there.nulls, there.lower, there.upper, physical)
-        if file.vector is not None:
-            # The bounds are those of all rows of the file, removed ones too.
-            told["tightBounds"] = False
-            vectors[vector] = file.vector
-        files[file.name] = WantedFile(file.name, file.size, json.dumps(told), vector)
-    return files, vectors
+        )
+        for file, _ in found
+        if file.get("content", _DATA) == _DATA
+    }
+    return _Read(manifest_files(found), told)
+
+
+def _with_wide_bounds(text: str) -> str:
+    """These statistics for a data file of which rows are removed: the bounds are those of all rows."""
+    return f'{text.removesuffix("}")}, "tightBounds": false}}'
 
 
 def statistics(
@@ -75,22 +118,6 @@ def statistics(
         if None not in bounds:
             low[name], high[name] = bounds
     return {"numRecords": rows, "minValues": low, "maxValues": high, "nullCount": null}
-
-
-def _measures(manifest_list: Place) -> dict[str, _Measures]:
-    found = {}
-    for manifest in avro.rows(manifest_list):
-        if manifest.get("content", _DATA) != _DATA:
-            continue
-        for entry in avro.rows(place(manifest["manifest_path"])):
-            file = entry["data_file"]
-            if entry["status"] != _DELETED:
-                found[name_of(str(place(file["file_path"])))] = _Measures(
-                    _by_id(file.get("null_value_counts")),
-                    _by_id(file.get("lower_bounds")),
-                    _by_id(file.get("upper_bounds")),
-                )
-    return found
 
 
 def _by_id(pairs: Any) -> dict[int, Any]:

@@ -84,6 +84,7 @@ from walsender_bridge.postgres.table_layout import (
     LayoutRule,
     RowRules,
     feed_of,
+    is_delta,
     layout_of,
     rules_of,
 )
@@ -140,7 +141,8 @@ class Lakehouse:
     `position-deletes` or `copy-on-write`, likewise (`policy`). `layouts`: how the rows of tables are laid out, and their columns masked;
     `mask_key`: by which columns are hashed (by default that of the environment). `failing` is
     called with the error of each failed round, and with None when the next one has succeeded. `views`: kept with the tables. `store`: how a bucket is
-    reached. `rest`: the REST catalog that has the tables' metadata, instead of the folder. `delta`: whether the tables are Delta tables, too.
+    reached. `rest`: the REST catalog that has the tables' metadata, instead of the folder. `delta`: whether the tables are Delta tables, too,
+    of which `layouts` has exceptions.
     """
 
     def __init__(
@@ -263,6 +265,9 @@ class Lakehouse:
             raise _jvm_ended()  # nothing else detects this while there is nothing to write
         writer = self._writer or self._take_over()
         self._standby.check(writer.head.term)
+        if writer.delta is not None:
+            # What an earlier driver has published waits for no epoch, which may be long, or fail.
+            writer.delta.show()
         status = self._log.status()
         if adopt.wanted(self._chain, writer.head, status.log_id):
             self._forget(writer)
@@ -280,7 +285,7 @@ class Lakehouse:
         awaited = writer.tables.awaited(head, status) if new else None
         if awaited is None or not (due or awaited):
             # What could not be shown after its epoch; mostly there is nothing.
-            _show(writer, head)
+            writer.engines.show(head)
             return None
         wanted, follow = writer.tables.poll_again(writer.head)
         self._publish(writer, wanted)
@@ -643,7 +648,9 @@ class Lakehouse:
             # In a catalog of others a table is found by the name that its folder had.
             naming=Naming(self._settings_of, self._feed_of) if self._whole is None else None,
         )
-        delta = DeltaTables(self._chain, self._format) if self._delta else None
+        delta = None
+        if self._delta or any(rule.delta for rule in self._layouts):
+            delta = DeltaTables(self._chain, self._format, self._is_delta)
         kept = Retention.begin(
             self._chain, self._format, site, clock, None if delta is None else delta.clean
         )
@@ -665,6 +672,9 @@ class Lakehouse:
             deletes_of(self._deletes, name),
             quarantines(self._on_unrepresentable_value, name),
         )
+
+    def _is_delta(self, name: str) -> bool:
+        return is_delta(self._layouts, name, default=self._delta)
 
     def _feed_of(self, name: str) -> str:
         return feed_of(self._layouts, name)
