@@ -158,19 +158,82 @@ def _value_of(run: Run, chains: _Chains, column: int, at: Int64s) -> tuple[Int64
     sets = ~chains.gone & (~unsent | passes)
     places = np.arange(len(chains))
     last = np.maximum.accumulate(np.where(sets, places, -1))
-    found = at.copy()
-    left = np.arange(len(at))
-    while len(left):
-        here = last[found[left]]
-        known = here >= chains.first[found[left]]
-        left, here = left[known], here[known]
-        found[left] = here
-        on = passes[here]
-        left = left[on]
-        found[left] = chains.origin[here[on]]
+    last = np.where(last >= chains.first, last, places)
+    # Where the search goes on: at the last change that has set the column, and from one that passes it on where the other chain ends.
+    beyond = np.where(passes, chains.origin, places)[last]
+    found = _last_steps(beyond)[at]
     # Where it ended at a change that has set the column, that is it.
     is_set = sets[found] & ~passes[found]
     return np.where(is_set, chains.row[found], -1), found
+
+
+def _last_steps(step: Int64s) -> Int64s:
+    """Where the steps that begin at each place end: at a place from which a step leads nowhere else. There are no circles.
+
+    Each turn doubles the steps that it has taken, so a row that was moved n times in one fold costs n * log(n), and not n * n.
+    """
+    while ((further := step[step]) != step).any():
+        step = further
+    return step
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a fold: versions that began in it, then those that were open before, then keys that have no open version any more.
+
+    `at`: the change behind which each is as it is; `until`: the one that ended it (-1: none has). `n_begun`, `n_closed`: how many there are
+    of the first two kinds. `was_open`: of the key that each has, whether the table has an open version.
+    """
+
+    at: Int64s
+    until: Int64s
+    n_begun: int
+    n_closed: int
+    was_open: Bools
+
+    @classmethod
+    def of(cls, chains: _Chains, lsn: Int64s) -> Self:
+        """`lsn`: of each change's commit."""
+        same = chains.code[1:] == chains.code[:-1]
+        # The last change of each commit in each chain, and where the next commit's last one is (-1: there is none).
+        ends = chains.row
+        if len(chains):
+            ends = np.flatnonzero(np.append(~(same & (lsn[1:] == lsn[:-1])), True))
+        is_one = chains.code[ends[1:]] == chains.code[ends[:-1]]
+        next_ = np.append(np.where(is_one, ends[1:], -1), -1)[: len(ends)]
+        begun = ~chains.gone[ends]
+        # By chain: its first commit's last change, whether the row was there before, and whether it is there behind it.
+        is_first = np.append(True, ~is_one)[: len(ends)]
+        is_last = next_ < 0
+        heads, tails = ends[is_first], ends[is_last]
+        existed = ~chains.begins[chains.first[heads]]
+        closed = heads[existed]
+        removed = tails[existed & chains.gone[tails]]
+        in_chain = np.repeat(existed, np.diff(np.append(np.flatnonzero(is_first), len(ends))))
+        was_open = [
+            in_chain[begun] & is_last[begun],
+            np.zeros(len(closed), np.bool_),
+            np.ones(len(removed), np.bool_),
+        ]
+        return cls(
+            np.concatenate([ends[begun], closed, removed]),
+            np.concatenate([next_[begun], closed, np.full(len(removed), -1)]),
+            int(begun.sum()),
+            len(closed),
+            np.concatenate(was_open),
+        )
+
+    @property
+    def is_begun(self) -> Bools:
+        """Which are versions that began in the fold."""
+        found: Bools = np.arange(len(self.at)) < self.n_begun
+        return found
+
+    @property
+    def is_removed(self) -> Bools:
+        """Which are keys that have no open version any more."""
+        found: Bools = np.arange(len(self.at)) >= self.n_begun + self.n_closed
+        return found
 
 
 def _versions(parts: Sequence[_Part], key: Sequence[int]) -> Fold:
@@ -178,78 +241,65 @@ def _versions(parts: Sequence[_Part], key: Sequence[int]) -> Fold:
     run = joined(parts, key)
     check_old_keys(run, key, len(key))
     pool, code, before = key_codes(run, key)
-    times = np.concatenate([part.commit_time for part in parts])
     lsns = np.concatenate([part.commit_lsn for part in parts])
     chains = _Chains.of(run, code, before)
-    count, width = len(chains), len(run.columns)
-    own = width - VALIDITY
-    lsn = lsns[chains.row]
-    same = chains.code[1:] == chains.code[:-1]
-    # The last change of each commit in each chain, and where the next commit's last one is (-1: there is none).
-    ends = np.flatnonzero(np.append(~(same & (lsn[1:] == lsn[:-1])), True)) if count else chains.row
-    next_ = np.append(np.where(chains.code[ends[1:]] == chains.code[ends[:-1]], ends[1:], -1), -1)
-    next_ = next_[: len(ends)]
-    begun = ~chains.gone[ends]
-    # By chain: its first commit's last change, whether the row was there before, and whether it is there behind it.
-    is_first = np.append(True, chains.code[ends[1:]] != chains.code[ends[:-1]])[: len(ends)]
-    is_last = next_ < 0
-    heads, tails = ends[is_first], ends[is_last]
-    existed = ~chains.begins[chains.first[heads]]
-    closed = heads[existed]
-    removed = tails[existed & chains.gone[tails]]
-
-    # First the versions that began here, then those that were open before, then keys that have no open version any more.
-    at = np.concatenate([ends[begun], closed, removed])
-    n_begun, n_closed = int(begun.sum()), len(closed)
-    is_begun = np.arange(len(at)) < n_begun
-    is_removed = np.arange(len(at)) >= n_begun + n_closed
-    until = np.concatenate([next_[begun], closed, np.full(len(removed), -1)])
-    chain_existed = np.repeat(existed, np.diff(np.append(np.flatnonzero(is_first), len(ends))))
-    was_open = np.concatenate(
-        [
-            chain_existed[begun] & is_last[begun],
-            np.zeros(n_closed, np.bool_),
-            np.ones(len(removed), np.bool_),
-        ]
-    )
-
+    rows = _Rows.of(chains, lsns[chains.row])
+    # Of each key, where it is in the pool.
     everywhere = np.concatenate([code, before])
     place = np.zeros(int(everywhere.max(initial=0)) + 1, np.int64)
     place[everywhere[everywhere >= 0]] = np.flatnonzero(everywhere >= 0)
-    source = chains.code[at].copy()
-    unset = np.zeros((len(at), width), np.bool_)
-    columns: list[pa.Array] = []
-    for c in range(own):
-        picks = np.where(is_begun, chains.row[at], -1)
-        if c not in key and run.unchanged is not None and run.unchanged[:, c].any():
-            picks[is_begun], found = _value_of(run, chains, c, at[is_begun])
-            unknown = np.flatnonzero(picks[is_begun] < 0)
-            source[unknown] = chains.code[found[unknown]]
-        if c not in key:
-            unset[:, c] = (picks < 0) & ~is_removed
-        columns.append(take(run.columns[c], picks))
+
+    columns, unset, source = _values(run, chains, rows, key)
     for k, keys in zip(key, pool, strict=True):
-        columns[k] = take(keys, place[chains.code[at]])
-    unset[:, own : own + 2] = (~is_begun & ~is_removed)[:, None]
-    since = np.where(is_begun, chains.row[at], -1)
-    till = np.where(until >= 0, chains.row[until], -1)
-    for rows, values, kind in (
-        (since, times, run.columns[own].type),
-        (since, lsns, run.columns[own + 1].type),
-        (till, times, run.columns[own + 2].type),
-        (till, lsns, run.columns[own + 3].type),
-    ):
-        columns.append(take(pa.array(values), rows).cast(kind))
-    state = np.where(is_removed, ABSENT, np.where(unset.any(axis=1), PATCH, ROW)).astype(np.uint8)
+        columns[k] = take(keys, place[chains.code[rows.at]])
+    columns += _validity(run, chains, rows, np.concatenate([p.commit_time for p in parts]), lsns)
+    own = len(columns) - VALIDITY
+    unset[:, own : own + 2] = (~rows.is_begun & ~rows.is_removed)[:, None]
+    filled = np.where(unset.any(axis=1), PATCH, ROW)
+    state = np.where(rows.is_removed, ABSENT, filled).astype(np.uint8)
     patch = state == PATCH
     where = None
     if patch.any():
         keys_at = np.where(patch, place[source], -1)
         where = [take(keys, keys_at) for keys in pool]
-        where.append(pa.nulls(len(at), columns[-1].type))
-    return Fold(
-        (*key, width - 1), False, was_open, state, columns, unset if patch.any() else None, where
-    )
+        where.append(pa.nulls(len(state), columns[-1].type))
+    version_key = (*key, len(columns) - 1)
+    left = unset if patch.any() else None
+    return Fold(version_key, False, rows.was_open, state, columns, left, where)
+
+
+def _values(
+    run: Run, chains: _Chains, rows: _Rows, key: Sequence[int]
+) -> tuple[list[pa.Array], Bools, Int64s]:
+    """The source's columns of the rows; which columns are to be taken from the version that was open before; and the key that this has."""
+    width = len(run.columns)
+    source = chains.code[rows.at].copy()
+    unset = np.zeros((len(rows.at), width), np.bool_)
+    columns: list[pa.Array] = []
+    is_begun = rows.is_begun
+    for c in range(width - VALIDITY):
+        picks = np.where(is_begun, chains.row[rows.at], -1)
+        if c not in key and run.unchanged is not None and run.unchanged[:, c].any():
+            picks[is_begun], found = _value_of(run, chains, c, rows.at[is_begun])
+            unknown = np.flatnonzero(picks[is_begun] < 0)
+            source[unknown] = chains.code[found[unknown]]
+        if c not in key:
+            unset[:, c] = (picks < 0) & ~rows.is_removed
+        columns.append(take(run.columns[c], picks))
+    return columns, unset, source
+
+
+def _validity(
+    run: Run, chains: _Chains, rows: _Rows, times: Int64s, lsns: Int64s
+) -> Iterator[pa.Array]:
+    """The columns that say when the rows began and ended. `times`, `lsns`: of each change's commit."""
+    since = np.where(rows.is_begun, chains.row[rows.at], -1)
+    until = np.where(rows.until >= 0, chains.row[rows.until], -1)
+    kinds = [column.type for column in run.columns[-VALIDITY:]]
+    for picks, values, kind in zip(
+        (since, since, until, until), (times, lsns, times, lsns), kinds, strict=True
+    ):
+        yield take(pa.array(values), picks).cast(kind)
 
 
 def _is_open(fold: Fold) -> Bools:

@@ -263,6 +263,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         self._root = root
         self.manifest = manifest
         self._views = manifest.readable_views
+        self._at_sources = manifest.at_sources
         #: Of a live read, the views that it cannot compute: they are those of the epoch.
         self._not_computed = {} if tail is None else self._views_without_tables()
         self._withheld = {} if allow_stale else self._behind()
@@ -326,7 +327,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         if view is not None:
             return frame.drop(*view.hidden)
         frame = frame if table.key else frame.drop(ROW_ID)
-        return frame if self._tail is None else self._tail.merged(full, frame)
+        return frame if self._tail is None else self._tail.merged(self._at_sources[full], frame)
 
     def _computed(self, view: ViewVersion) -> "DataFrame":
         """The rows of a view over this snapshot's tables: a live read has it computed by the query that reads it."""
@@ -335,7 +336,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         prepare(self._spark)
         frames: dict[str, Any] = {
             # `sql` drops the temporary views that it makes of them.
-            f"t{number}": apart(self[name])
+            f"t{number}": apart(self[self.manifest.tables[name].lake_name or name])
             for number, name in enumerate(view.tables)
         }
         found: DataFrame = self._spark.sql(view.query, **frames)

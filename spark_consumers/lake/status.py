@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from spark_consumers.lake.store.lake_store import STATE
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.table_layout import HISTORY
 from walsender_bridge.runtime import json_model
+from walsender_bridge.runtime.times import iso_time_of_microseconds
 
 if TYPE_CHECKING:  # an executor imports what is here, and opens no lake
     from spark_consumers.lake.manifest.chain import Chain, Manifest
+    from spark_consumers.lake.manifest.table_version import TableVersion
 
 _FILE = f"{STATE}/status.json"
 #: After which a status that is not renewed while something is copied is of a writer that is gone, in seconds.
@@ -122,6 +126,7 @@ def table_rows(head: "Manifest", status: LakeStatus, now: float) -> list[dict[st
     `state` is that of `table_version`, or `copying`, `copied`, `failed` for a table that is not in the lake
     yet. `quarantined_rows`: quarantined rows that are not skipped, beside `rows`; `skipped_rows`: those that are.
     `copy`: how far its copy is (`CopyStatus`), if one runs. The change feeds follow, each with the table that it is the `feed_of`.
+    `lake_name`: the name that readers know it by (`target_names`). `history`: where its history begins (`history_of`).
     """
     copying = copying_now(head, status, now)
     rows = []
@@ -152,9 +157,19 @@ def table_rows(head: "Manifest", status: LakeStatus, now: float) -> list[dict[st
                 or (table.reason if table is not None else ""),
                 "copy": None if copy is None else json_model.plain(copy),
                 "feed_of": None,
+                "lake_name": (table.lake_name if table is not None else "") or name,
+                "history": None if table is None else history_of(table),
             }
         )
     return [*rows, *_feed_rows(head)]
+
+
+def history_of(table: "TableVersion") -> dict[str, Any] | None:
+    """Where the history begins of a table that has one: the LSN and the time of its copy, since each copy begins another history."""
+    if table.mode != HISTORY:
+        return None
+    at = iso_time_of_microseconds(table.history_from) if table.history_from else None
+    return {"begins_at_lsn": format_lsn(table.start_lsn), "begins_at": at}
 
 
 def _feed_rows(head: "Manifest") -> Iterator[dict[str, Any]]:
@@ -171,6 +186,8 @@ def _feed_rows(head: "Manifest") -> Iterator[dict[str, Any]]:
             "reason": feed.reason if table is None else table.reason,
             "copy": None,
             "feed_of": feed.of,
+            "lake_name": name,
+            "history": None,
         }
 
 

@@ -79,6 +79,8 @@ WITH RECURSIVE publication AS (
 SELECT s.nspname, s.relname, jsonb_build_object(
     'oid', s.oid::bigint,
     'file', s.relfilenode::bigint,
+    -- The row of a system column is as old as the table: only a GRANT on that column would change it.
+    'born', (SELECT a.xmin::text FROM pg_attribute AS a WHERE a.attrelid = s.oid AND a.attname = 'cmax'),
     'identity', to_jsonb(i.columns),
     'unsent', (
         SELECT coalesce(jsonb_agg(a.attname ORDER BY a.attnum), '[]')

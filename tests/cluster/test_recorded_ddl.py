@@ -205,6 +205,9 @@ def test_14_a_change_is_recorded_although_ages_were_asked_for_before_it(database
 
 @each_major
 def test_14_partitions_are_recorded_as_the_publication_sends_them(database: Database) -> None:
+    with database.connect() as connection:
+        if connection.info.server_version < 130_000:
+            pytest.skip("PostgreSQL 11 and 12 publish no partitioned tables")
     database.execute(
         "CREATE TABLE t (id int) PARTITION BY LIST (id)",
         "CREATE TABLE u PARTITION OF t FOR VALUES IN (1) PARTITION BY LIST (id)",
@@ -225,6 +228,32 @@ def test_14_partitions_are_recorded_as_the_publication_sends_them(database: Data
         )
         sent = {record.relation for record in records(changes())}
     assert {*row} <= sent
+
+
+@each_major
+def test_14_a_change_of_a_partitioned_table_is_recorded_of_partitions_that_are_published_themselves(
+    database: Database,
+) -> None:
+    """The only way to publish them on PostgreSQL 11 and 12."""
+    database.execute(
+        "CREATE TABLE t (id int NOT NULL, a int) PARTITION BY LIST (id)",
+        "CREATE TABLE t1 PARTITION OF t (PRIMARY KEY (id)) FOR VALUES IN (1)",
+        "CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2) PARTITION BY LIST (id)",
+        "CREATE TABLE t21 PARTITION OF t2 (PRIMARY KEY (id)) FOR VALUES IN (2)",
+        "CREATE TABLE t3 PARTITION OF t (PRIMARY KEY (id)) FOR VALUES IN (3)",
+        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE t1, t21",
+        load("ddl/install"),
+        f"ALTER PUBLICATION {PUBLICATION} ADD TABLE tuskline.ddl",
+    )
+    with database.connect() as connection:
+        row = connection.execute("SELECT 't1'::regclass::int, 't21'::regclass::int").fetchone()
+    assert row is not None
+    with changes_of(database.dsn) as changes:
+        database.execute("ALTER TABLE t RENAME a TO b", "ALTER TABLE t ADD c int DEFAULT 7")
+        found = records(changes())
+    by_table = {oid: [names(r) for r in found if r.relation == oid] for oid in row}
+    assert by_table == {oid: [["id", "b"], ["id", "b", "c"]] for oid in row}
+    assert {record.relation for record in found} == {*row}
 
 
 @each_major

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import psycopg
 import pytest
 
 from spark_consumers.lake.tables.shape import changed, refusal
@@ -12,7 +13,8 @@ from spark_consumers.lake.tables.sources import (
     read_publication,
     shapes,
 )
-from tests.support.servers import MAJORS_IN_TURN, Database, each_major
+from tests.support.servers import MAJORS_IN_TURN, Database, MakeServer, each_major
+from walsender_bridge.demo.local_server.account import server_account
 from walsender_bridge.errors import UnavailableError
 
 ROOT = "public.t"
@@ -480,3 +482,30 @@ def test_a_new_partition_that_is_locked_keeps_no_backend_waiting(database: Datab
             waiting = "SELECT FROM pg_locks WHERE NOT granted AND relation = 't_a'::regclass"
             assert other.execute(waiting).fetchall() == []
         assert ROOT in read_publication(source, known=[1]).shapes
+
+
+def test_14_a_table_that_gets_the_oid_of_a_dropped_one_is_another(make_server: MakeServer) -> None:
+    """The counter of OIDs starts again after four billion, of which TOAST values have their share."""
+    server = make_server(autovacuum="off")
+    server.start()
+    source = Source("s", server.dsn(), "p")
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE PUBLICATION p FOR ALL TABLES; CREATE TABLE a (id int)")
+    before = read_publication(source).shapes["public.a"]
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("ALTER TABLE a RENAME TO b; GRANT SELECT ON b TO PUBLIC; ANALYZE")
+        assert changed(before, read_publication(source).shapes["public.b"]) is None
+        connection.execute("DROP TABLE b")
+        # The server uses no OID again that a row which is not visible any more has.
+        connection.execute("VACUUM pg_class")
+    server.stop()
+    tool = server.installation.tool("pg_resetwal")
+    server_account().run([tool, "--next-oid", str(before.oid), "-D", server.data_dir])
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE c (id int)")
+    now = read_publication(source).shapes["public.c"]
+    # Nothing else tells them apart: another file, or another name, is no reason for a copy.
+    assert (now.oid, now.file, now.members) == (before.oid, before.file, before.members)
+    assert changed(replace(before, born=""), now) is None
+    assert changed(before, now) == "the table was dropped, and another one created with its OID"

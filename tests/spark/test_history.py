@@ -35,7 +35,9 @@ TABLES = (
     "ALTER TABLE notes ALTER body SET STORAGE EXTERNAL",
     "INSERT INTO notes SELECT g, 't' || g, repeat(chr(96 + g), 4000), g FROM generate_series(1, 9) g",
 )
-ROWS = "SELECT id, t, left(body, 3) || length(body), f::text FROM notes"
+ROWS = "SELECT id, t, left(body, 3) || length(body), f::text FROM {}"
+#: The same of the lake.
+VALUES = ("id", "t", "concat(left(body, 3), length(body))", "CAST(CAST(f AS int) AS string)")
 CHANGES = (
     "UPDATE notes SET f = 20 WHERE id = 2",
     "UPDATE notes SET f = 21, t = 'twice' WHERE id = 2",
@@ -62,16 +64,19 @@ def rule(pattern="public.notes", layout=None, **options):
 
 
 class Cuts:
-    """What the source had at each of several LSNs: its own rows, as it says them itself."""
+    """What the source had at each of several LSNs: its own rows, as it says them itself.
 
-    def __init__(self, database):
-        self._database = database
+    `name`: of the table, now. `rows`: its rows in PostgreSQL's SQL, and `values` the same in Spark's.
+    """
+
+    def __init__(self, database, name="notes", rows=ROWS, values=VALUES):
+        self._database, self.name, self._rows, self._values = database, name, rows, values
         self.saved = []
         self.save()
 
     def save(self):
         with connect_pinned(self._database.dsn) as connection:
-            rows = connection.execute(ROWS.encode()).fetchall()
+            rows = connection.execute(self._rows.format(self.name).encode()).fetchall()
             query = b"SELECT pg_current_wal_insert_lsn() - '0/0', clock_timestamp()"
             ((lsn, time),) = connection.execute(query).fetchall()
         self.saved.append((int(lsn), time, sorted(map(repr, rows))))
@@ -83,17 +88,13 @@ class Cuts:
 
     def assert_in(self, snapshot, *, counted=True):
         """At each cut the lake's versions are the source's rows, by LSN and by time; and there are no others."""
-        values = (
-            "id",
-            "t",
-            "concat(left(body, 3), length(body))",
-            "CAST(CAST(f AS int) AS string)",
+        full = f"{STREAM}.public.{self.name}"
+        frame = snapshot[full].selectExpr(
+            *self._values, "_valid_from_lsn", "_valid_to_lsn", "_valid_from", "_valid_to"
         )
-        frame = snapshot[NOTES].selectExpr(
-            *values, "_valid_from_lsn", "_valid_to_lsn", "_valid_from", "_valid_to"
-        )
-        found = [(tuple(row[:4]), *row[4:]) for row in frame.collect()]
-        assert not counted or snapshot.manifest.tables[NOTES].rows == len(found)
+        width = len(self._values)
+        found = [(tuple(row[:width]), *row[width:]) for row in frame.collect()]
+        assert not counted or snapshot.manifest.tables[full].rows == len(found)
         seen = set()
         for number, (lsn, time, expected) in enumerate(self.saved):
             at = [row for row in found if row[1] < lsn and (row[2] is None or row[2] >= lsn)]

@@ -22,13 +22,15 @@ def assert_equal(dsn, snapshot, *, counted=True, only=None):
     `only`: the tables that are compared; none: all of them.
     """
     with psycopg.connect(dsn, autocommit=True) as connection:
+        at_sources = snapshot.manifest.at_sources
         for name in only or snapshot.tables:
-            shape = shape_of(connection, name.partition(".")[2])
+            full = at_sources.get(name, name)
+            shape = shape_of(connection, full.partition(".")[2])
             expected = [comparable(row) for row in postgres_rows(connection, shape)]
             actual = [comparable(row) for row in _rows(snapshot[name])]
             found = difference(shape, expected, actual)
             assert found.equal, found
-            assert not counted or snapshot.manifest.tables[name].rows == len(expected)
+            assert not counted or snapshot.manifest.tables[full].rows == len(expected)
 
 
 def _rows(frame):

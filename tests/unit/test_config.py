@@ -262,11 +262,45 @@ def test_deletes_of_no_table_are_named(tmp_path, line, message):
             "rows cannot be combined with feed",
         ),
         ('pattern = "public.*"\nmode = "deleted"', 'mode = "deleted" is none of "current"'),
+        ('pattern = "public.a"\nname = "a-b"', "'a-b' is not a name of tables in the lake"),
+        ('pattern = "public.*"\nname = "x.y"', r"matches several tables: write \{table\} in it"),
     ],
 )
 def test_a_layout_that_no_table_can_have_is_named(tmp_path, line, message):
     with pytest.raises(ConfigError, match=rf"lake\.tables.*{message}"):
         _load(tmp_path, f"{GOOD}[[lake.tables]]\n{line}\n")
+
+
+ONE = '[[lake.tables]]\npattern = "public.a"\nname = "sales.x"\n'
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('[[lake.tables]]\npattern = "hr.b"\nname = "sales.x"', "public.a and hr.b would both be sales.x"),
+        ('[[lake.tables]]\npattern = "sales.b"\nname = "x"', "public.a and sales.b would both be sales.x"),
+        ('[[lake.tables]]\npattern = "hr.b"\nsource = "shop"\nname = "sales.x"', "would both be"),
+        ('[[lake.view]]\nname = "sales.x"\nsql = "SELECT id FROM b"', "public.a and a view would both be sales.x"),
+        # One table; and a section that never applies.
+        ('[[lake.tables]]\npattern = "public.a"\nname = "sales.x"', ""),
+        ('[[lake.view]]\nname = "sales.y"\nsql = "SELECT id FROM b"', ""),
+    ],
+)  # fmt: skip
+def test_two_tables_of_one_name_in_the_lake_are_named(tmp_path, lines, message):
+    text = f"{GOOD}{ONE}{lines}\n"
+    if not message:
+        assert _load(tmp_path, text).lake.tables[0].rule.name == "sales.x"
+        return
+    with pytest.raises(ConfigError, match=rf"lake.*{message} in the lake|lake.*{message}"):
+        _load(tmp_path, text)
+
+
+def test_tables_of_two_sources_may_have_one_name_in_the_lake(tmp_path):
+    other = '[[source]]\nname = "hr"\ndsn = "dbname=hr"\nslot = "hr"\n'
+    sections = ONE.replace("pattern", 'source = "shop"\npattern') + (
+        '[[lake.tables]]\nsource = "hr"\npattern = "public.b"\nname = "sales.x"\n'
+    )
+    assert len(_load(tmp_path, GOOD + other + sections).lake.tables) == 2
 
 
 def test_without_safekeepers_nothing_is_hosted_and_no_server_waits(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_consumers.fold import history
 from spark_consumers.fold.history import compose_history, fold_history
 from spark_consumers.fold.keyed import ABSENT, PATCH
 from spark_consumers.fold.serial import fold_from_table, fold_to_table
@@ -124,16 +125,16 @@ def shown(rows):
 
 @given(lakes(), st.lists(st.integers(0, 100), max_size=4))
 @settings(max_examples=300)
-def test_a_history_has_each_committed_version_once(history, cuts):
-    lake, events, transactions = history
+def test_a_history_has_each_committed_version_once(case, cuts):
+    lake, events, transactions = case
     result = fold_history(timed(batches(events, cuts), transactions), KEY)
     assert shown(applied(lake, result)) == shown(expected(lake, events, transactions))
 
 
 @given(lakes(), st.lists(st.integers(0, 100), min_size=1, max_size=4))
 @settings(max_examples=300)
-def test_histories_compose_even_within_a_transaction(history, cuts):
-    lake, events, transactions = history
+def test_histories_compose_even_within_a_transaction(case, cuts):
+    lake, events, transactions = case
     folds = [written(fold_history([p], KEY)) for p in timed(batches(events, cuts), transactions)]
     after = shown(expected(lake, events, transactions))
     assert shown(applied(lake, reduce(compose_history, folds))) == after
@@ -157,3 +158,67 @@ def test_changes_that_cannot_follow_are_an_error():
     )
     with pytest.raises(CorruptError, match="inconsistent"):
         compose_history(first, then)
+
+
+def test_a_clock_that_is_set_back_sets_times_back_and_changes_no_version():
+    """Times are those of the commits; which versions there are, and their order, depends on commit order alone."""
+    events = [
+        (I, (1, "a", None, None), (), None, None),
+        (U, (1, "b", None, None), (), None, None),
+        (U, (1, "c", None, None), (), None, None),
+        (D, None, (), (1, None, None, None), "K"),
+    ]
+    clock = [30, 50, 20, 40]
+    for cuts in ([], [1], [2], [1, 2, 3]):
+        parts = timed(batches(events, cuts), [1, 2, 3, 4])
+        first = 0
+        for part in parts:
+            part.commit_time = np.array(clock[first : first + len(part.events)], np.int64)
+            first += len(part.events)
+        folds = [fold_history([part], KEY) for part in parts]
+        versions = sorted(applied(set(), reduce(compose_history, folds)), key=lambda row: row[5])
+        # One that ends before it begins is in no answer by time; by LSN each is where it was.
+        assert [row[1:2] + row[4:] for row in versions] == [
+            ("a", 30, 10, 50, 20),
+            ("b", 50, 20, 20, 30),
+            ("c", 20, 30, 40, 40),
+        ]
+
+
+class _Turns(np.ndarray):
+    """An array that counts how often places are looked up in one."""
+
+    made = 0
+
+    def __getitem__(self, at):
+        _Turns.made += isinstance(at, np.ndarray)
+        return super().__getitem__(at)
+
+
+def test_a_row_that_is_moved_many_times_in_one_fold_costs_no_more_than_many_rows(monkeypatch):
+    """Its value was never sent: it is that of the version before the first move, however many moves later."""
+    count = 20_000
+    moves = [(U, (k + 1, "a", None, None), (1,), (k, None, None, None), "K") for k in range(count)]
+    steps = history._last_steps
+    monkeypatch.setattr(history, "_last_steps", lambda step: steps(step.view(_Turns)))
+    monkeypatch.setattr(_Turns, "made", 0)
+    result = fold_history(timed([Batch(moves)], [*range(1, count + 1)]), KEY)
+    # One column was not sent. Each turn doubles the steps, of which there are as many as moves; the last turn finds no more.
+    assert 0 < _Turns.made <= np.log2(count) + 4
+    assert len(result) == count + 2
+    assert result.source is not None
+    patched = result.state == PATCH
+    assert set(result.source[0].filter(pa.array(patched)).to_pylist()) == {0}
+    assert patched.sum() == count + 1
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_steps_end_where_each_single_one_leads(data):
+    count = data.draw(st.integers(1, 30))
+    step = np.array([data.draw(st.integers(0, k)) for k in range(count)], np.int64)
+
+    def end(place):
+        return place if step[place] == place else end(step[place])
+
+    assert history._last_steps(step).tolist() == [end(k) for k in range(count)]

@@ -36,7 +36,7 @@ TREE = Shape(
     outputs=((98, "own", "97 690"),),
     parts=(A, MIDDLE, B),
 )
-PLAIN = replace(TREE, file=10, parts=(), natts=2)
+PLAIN = replace(TREE, file=10, parts=(), natts=2, born="690")
 GENERATED = replace(PLAIN, generated=(2,))
 NEWER = (3, "x", 23, "691")
 NEW = Partition(40, 10, "710", 40, "public.n", ("id",))
@@ -50,6 +50,7 @@ def tree(*parts):
     ("now", "word"),
     [
         (replace(PLAIN, oid=11), "another one created"),
+        (replace(PLAIN, born="691"), "another one created with its OID"),
         (replace(PLAIN, column_list="[1]"), "column list"),
         (replace(PLAIN, row_filter="(id > 5)"), "row filter"),
         (replace(PLAIN, members=("table 7",)), "removed from the publication"),

@@ -51,3 +51,20 @@ def test_a_name_that_no_table_has_needs_its_stream(settings, name):
     with pytest.raises(UsageError) as raised:
         full_names(settings, [name])
     assert raised.value.repair == "write stream.schema.table; the streams are shop, hr"
+
+
+def test_a_table_may_be_named_as_in_the_lake(settings):
+    chain = open_chain(Path(settings.lake.uri))
+    head = chain.head()
+    assert head is not None
+    tables = {
+        **head.tables,
+        "shop.public.orders": replace(head.tables["shop.public.orders"], lake_name="shop.sales.o"),
+        # Its name in the lake is that of another table at the source, which is meant.
+        "hr.public.staff": replace(head.tables["hr.public.staff"], lake_name="hr.public.notes"),
+    }
+    chain.publish(replace(head.next(1.0), tables=tables), head)
+    names = ["sales.o", "shop.sales.o", "shop.public.orders", "hr.public.notes"]
+    assert full_names(settings, names) == ["shop.public.orders", "hr.public.notes"]
+    with pytest.raises(UsageError):
+        full_names(settings, ["sales.o"], in_lake=False)

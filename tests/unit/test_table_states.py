@@ -627,3 +627,23 @@ def test_what_a_list_shows():
     # Of a writer that is gone, or another: nothing is under way.
     assert NEW not in {row["table"] for row in table_rows(start, status, 200.0)}
     assert NEW not in {row["table"] for row in table_rows(start, replace(status, term=1), 101.0)}
+
+
+def test_a_list_shows_where_each_history_begins_and_the_names_in_the_lake():
+    tables = {
+        A: table(mode="history", start_lsn=0x1A0, history_from=1_700_000_000_000_000),
+        # Of a copy of an earlier version, which has not recorded the time.
+        B: table(mode="history", start_lsn=0x1B0, lake_name="shop.sales.b"),
+        NEW: table(mode="soft_delete"),
+    }
+    rows = {row["table"]: row for row in table_rows(head(tables=tables), LakeStatus(), 1.0)}
+    assert {name: row["history"] for name, row in rows.items()} == {
+        A: {"begins_at_lsn": "0/1A0", "begins_at": "2023-11-14T22:13:20.000Z"},
+        B: {"begins_at_lsn": "0/1B0", "begins_at": None},
+        NEW: None,
+    }
+    assert {name: row["lake_name"] for name, row in rows.items()} == {
+        A: A,
+        B: "shop.sales.b",
+        NEW: NEW,
+    }

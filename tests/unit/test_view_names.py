@@ -69,7 +69,9 @@ def test_views_of_an_earlier_snapshot_do_not_stay_beside_those_of_a_later_one(mo
         ["shop.public.ORDERS"],
     ]
     for epoch, tables in enumerate(shown):
-        link: Any = SimpleNamespace(readable=dict.fromkeys(tables), epoch=epoch, readable_views={})
+        link: Any = SimpleNamespace(
+            readable=dict.fromkeys(tables), epoch=epoch, readable_views={}, at_sources={}
+        )
         made = Snapshot(spark, Path("/lake"), link, allow_stale=True).register_views("now")
         assert spark.views == {view.casefold(): epoch for view in made}
         assert sorted(made.values()) == sorted(tables)

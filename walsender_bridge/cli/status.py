@@ -16,6 +16,7 @@ from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.times import iso_time
 
 if TYPE_CHECKING:
+    from spark_consumers.lake.manifest.chain import Manifest
     from spark_consumers.lake.status import EpochStatus
     from walsender_bridge.observability.observation import Observation, SourceView
 
@@ -172,6 +173,7 @@ def summary(seen: "Observation") -> dict[str, Any]:
             "published_at": lake and iso_time(lake.published_at),
             "tables": len(lake.readable) if lake else 0,
             "not_copied": lake.not_copied if lake else {},
+            "histories": _histories(lake) if lake else {},
             "writing": _writing(seen.writing) if seen.writing else None,
             "maintenance": maintenance_view.summary(seen.maintenance),
             "equality": equality_view.summary(seen.equality),
@@ -179,6 +181,14 @@ def summary(seen: "Observation") -> dict[str, Any]:
             "delta": delta_view.summary(seen.delta),
         },
     }
+
+
+def _histories(lake: "Manifest") -> dict[str, Any]:
+    """Where the histories of tables begin."""
+    from spark_consumers.lake.status import history_of
+
+    found = {name: history_of(table) for name, table in lake.tables.items()}
+    return {name: history for name, history in found.items() if history is not None}
 
 
 def _writing(epoch: "EpochStatus") -> dict[str, Any]:

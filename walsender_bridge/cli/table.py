@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -64,6 +64,10 @@ def list_tables(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) ->
         why = "; ".join(filter(None, (row["reason"], row["resync"])))
         if why and not as_json:
             output.note(f"{row['table']}: {why}")
+        if row["history"] is not None and not as_json:
+            output.note(f"{row['table']}: {_since(row['history'])}")
+        if row["lake_name"] != row["table"] and not as_json:
+            output.note(f"{row['table']} is {row['lake_name']} in the lake")
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
@@ -79,6 +83,12 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
         **{name: row[name] for name in ("table", "state", "rows", "quarantined_rows", "as_of")},
         "copy": f"{copy['pieces_done']}/{copy['pieces']} parts" if copy else None,
     }
+
+
+def _since(history: dict[str, Any]) -> str:
+    """Where a history begins, for people."""
+    at = f" ({history['begins_at']})" if history["begins_at"] else ""
+    return f"its history begins at {history['begins_at_lsn']}{at}, with its last copy"
 
 
 @table_app.command()
@@ -226,27 +236,36 @@ def configured_chain(settings: "Config") -> "Chain":
 def full_names(settings: "Config", names: Sequence[str], *, in_lake: bool = True) -> list[str]:
     """`stream.schema.table` for each name. Raises `UsageError`.
 
-    `schema.table` is enough with a single source, and, for tables that are `in_lake`, where the lake knows only one.
+    `schema.table` is enough with a single source, and, for tables that are `in_lake`, where the lake knows only one. A table may be
+    named as its source or as the lake names it.
     """
     streams = [source.name for source in settings.source]
-    found = []
+    known = _known(settings) if in_lake else {}
+    found: list[str] = []
     for name in names:
         stream, _, rest = name.partition(".")
         if stream in streams and "." in rest:
-            found.append(name)
+            found.append(known.get(name, name))
         elif len(streams) == 1 and "." in name:
-            found.append(f"{streams[0]}.{name}")
+            full = f"{streams[0]}.{name}"
+            found.append(known.get(full, full))
         else:
-            found.append(_only_table(settings, name, in_lake=in_lake))
+            found.append(_only_table(name, streams, known))
     return list(dict.fromkeys(found))
 
 
-def _only_table(settings: "Config", name: str, *, in_lake: bool) -> str:
+def _known(settings: "Config") -> dict[str, str]:
+    """The tables of the lake, copied or not, by their names there and at their sources: the latter. A name may be one table's there and another's here."""
+    head = configured_chain(settings).head()
+    if head is None:
+        return {}
+    names = {*head.tables, *head.copies, *head.not_copied}
+    return {**head.at_sources, **{name: name for name in names}}
+
+
+def _only_table(name: str, streams: Sequence[str], known: Mapping[str, str]) -> str:
     """The only table of this name in the lake, copied or not, among those of the configured sources."""
-    head = configured_chain(settings).head() if in_lake else None
-    known = {*head.tables, *head.copies, *head.not_copied} if head is not None else set()
-    streams = [source.name for source in settings.source]
-    found = sorted(f"{each}.{name}" for each in streams if f"{each}.{name}" in known)
+    found = sorted({known[f"{each}.{name}"] for each in streams if f"{each}.{name}" in known})
     if len(found) == 1:
         return found[0]
     raise UsageError(

@@ -17,6 +17,7 @@ from pydantic import (
 
 from walsender_bridge.postgres.change_feed import parse_feed
 from walsender_bridge.postgres.column_masks import parse_masks
+from walsender_bridge.postgres.protocol.relation_name import relation_name
 from walsender_bridge.postgres.table_layout import (
     CURRENT,
     MODES,
@@ -24,6 +25,7 @@ from walsender_bridge.postgres.table_layout import (
     TableLayout,
 )
 from walsender_bridge.postgres.table_patterns import Choice, Pattern
+from walsender_bridge.postgres.target_name import parse_name, target_name
 from walsender_bridge.runtime.tls_files import TlsFiles
 
 
@@ -244,6 +246,8 @@ class LakeTablesSection(_Section):
     feed: bool | str = False
     #: Whether each table also has a Delta log; by default as `delta` of [lake] says.
     delta: bool | None = None
+    #: The tables' name in the lake, `table` or `schema.table`, with {schema} and {table} for the source's; by default the source's.
+    name: str = ""
 
     @model_validator(mode="after")
     def _is_rule(self) -> Self:
@@ -273,6 +277,7 @@ class LakeTablesSection(_Section):
             parse_feed(self.feed),
             self.rows.strip(),
             self.delta,
+            parse_name(self.name, pattern),
         )
 
 
@@ -411,6 +416,26 @@ class LakeSection(_Section):
     def _has_each_view_once(self) -> Self:
         if twice := first_repeated(tuple(view.full_name for view in self.view)):
             raise ValueError(f"view {twice} is configured twice")
+        return self
+
+    @model_validator(mode="after")
+    def _has_each_name_once(self) -> Self:
+        """As far as the configuration alone tells: of sections that name one table each."""
+        views = {view.full_name for view in self.view}
+        named: list[tuple[str | None, str, str]] = []
+        for section in self.tables:
+            rule = section.rule
+            if not rule.name or rule.pattern.exact is None:
+                continue
+            own = relation_name(*rule.pattern.exact)
+            name = target_name(rule.name, f"any.{own}").removeprefix("any.")
+            if name in views:
+                raise ValueError(f"name: {own} and a view would both be {name} in the lake")
+            for source, other, its in named:
+                is_one = source is None or section.source is None or source == section.source
+                if is_one and its == name and other != own:
+                    raise ValueError(f"name: {other} and {own} would both be {name} in the lake")
+            named.append((section.source, own, name))
         return self
 
 

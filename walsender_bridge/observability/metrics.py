@@ -440,7 +440,9 @@ def _lake(seen: Observation) -> Iterator[Metric]:
         term.add_metric([], seen.lake.term)
         published.add_metric([], seen.lake.published_at)
         took.add_metric([], seen.lake.seconds)
-        for name, table in seen.lake.readable.items():
+        at_sources = seen.lake.at_sources
+        for full, table in seen.lake.readable.items():
+            name = at_sources.get(full, full)
             rows.add_metric([name], table.rows)
             quarantined.add_metric([name], table.quarantined_rows - table.skipped_rows)
             skipped.add_metric([name], table.skipped_rows)

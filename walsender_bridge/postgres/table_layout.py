@@ -15,6 +15,7 @@ from walsender_bridge.postgres.column_masks import ColumnMask
 from walsender_bridge.postgres.column_name import NAME, unquoted
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 from walsender_bridge.postgres.table_patterns import Pattern
+from walsender_bridge.postgres.target_name import target_name
 
 IDENTITY: Final = "identity"
 #: What a table of the lake has: the source's rows, the deleted ones as well, or all versions of each row.
@@ -222,7 +223,7 @@ class LayoutRule:
     """A layout for the tables that match a pattern, of one source (by its name) or of all; what it has of their rows (`RowRules`).
 
     `feed`: how the change feeds of the tables are named (`change_feed`); empty: they have none. `delta`: whether they are Delta tables,
-    too; None: as the lake's other tables.
+    too; None: as the lake's other tables. `name`: how the tables are named in the lake (`target_name`); empty: as at the source.
     """
 
     pattern: Pattern
@@ -233,6 +234,7 @@ class LayoutRule:
     feed: str = ""
     row_filter: str = ""
     delta: bool | None = None
+    name: str = ""
 
     def matches(self, name: str) -> bool:
         """Whether it is for this table, `stream.schema.table`."""
@@ -251,10 +253,25 @@ def rules_of(rules: Iterable[LayoutRule], name: str) -> RowRules:
     return RowRules() if found is None else RowRules(found.masks, found.mode, found.row_filter)
 
 
-def feed_of(rules: Iterable[LayoutRule], name: str) -> str:
-    """The change feed of a table (`stream.schema.table`), named alike, by the first rule that matches the table; empty without one."""
-    template = next((rule.feed for rule in rules if rule.matches(name)), "")
-    return feed_name(template, name) if template else ""
+def feed_of(rules: Iterable[LayoutRule], name: str, lake_name: str = "") -> str:
+    """The change feed of a table (`stream.schema.table`), named alike, by the first rule that matches the table; empty without one.
+
+    `lake_name`: the table's name in the lake; by default the one that the rules give it.
+    """
+    found = next((rule for rule in rules if rule.matches(name)), None)
+    if found is None or not found.feed:
+        return ""
+    return feed_name(found.feed, lake_name or _target(found, name))
+
+
+def target_of(rules: Iterable[LayoutRule], name: str) -> str:
+    """The name in the lake of a table (`stream.schema.table`), named alike, by the first rule that matches the table."""
+    found = next((rule for rule in rules if rule.matches(name)), None)
+    return name if found is None else _target(found, name)
+
+
+def _target(rule: LayoutRule, name: str) -> str:
+    return target_name(rule.name, name) if rule.name else name
 
 
 def is_delta(rules: Iterable[LayoutRule], name: str, default: bool) -> bool:

@@ -92,6 +92,7 @@ from walsender_bridge.errors import (
     UnsupportedValueError,
 )
 from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.relation_name import split_relation
 from walsender_bridge.postgres.table_layout import (
     CURRENT,
     HISTORY,
@@ -116,7 +117,8 @@ class CopyRequest:
     `cut`: where its stream was committed to before the snapshot. `rate`: bytes a second, of what one copy writes.
     `partials`: what there is of copies that are to be continued. `chunk_bytes`: of a chunk (`copy.chunk`), whose
     `samples` all chunks of the request share. `levels`: the tables, by `stream.schema.table`, whose rows in the lake are to be brought level
-    instead, where that is possible (`leveling`).
+    instead, where that is possible (`leveling`). `lake_names`: their names in the lake, both `stream.schema.table` (`target_names`); by
+    default those at the source.
     """
 
     source: Source
@@ -128,6 +130,7 @@ class CopyRequest:
     chunk_bytes: int = CHUNK_BYTES
     samples: KnownSamples = field(default_factory=KnownSamples, compare=False, repr=False)
     levels: Mapping[str, TableVersion] = field(default_factory=dict)
+    lake_names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -448,8 +451,9 @@ class TableCopier:
         """What a copy of the table from this snapshot has as long as nothing was read."""
         request, snapshot, published = table.request, table.snapshot, table.kept
         key = usable_key(published)
+        stream, _, relation = request.lake_names.get(table.name, table.name).partition(".")
         return TableVersion(
-            path=new_folder(request.source.stream, published.schema, published.name, request.term),
+            path=new_folder(stream, *split_relation(relation), request.term),
             format=self._format.name,
             snapshot_id=0,
             schema_hash=schema_hash(arrow_schema(published.columns), key),
@@ -493,10 +497,10 @@ class TableCopier:
         write = TableWrite(0, before.snapshot_id or None, "", files, count=rows)
         made = self._format.write(folder, term, write).snapshot
         chunks = before.chunks if chunk is None else (*before.chunks, (chunk.end, snapshot.lsn))
-        after = with_more_quarantined(
-            replace(before, snapshot_id=made, rows=rows, start_lsn=snapshot.lsn, chunks=chunks),
-            quarantined,
-        )
+        # With the last one of several snapshots: before it, rows of other chunks have no versions.
+        since = snapshot.read_at if before.mode == HISTORY else 0
+        after = replace(before, snapshot_id=made, rows=rows, start_lsn=snapshot.lsn, chunks=chunks)
+        after = with_more_quarantined(replace(after, history_from=since), quarantined)
         seconds = round(time.monotonic() - began, 3)
         if after.is_partial:
             log.info(

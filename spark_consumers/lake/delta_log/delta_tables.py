@@ -43,7 +43,7 @@ log = logs.logger()
 
 
 class DeltaTables:
-    """The Delta logs of the tables that one writer publishes. `is_delta`: whether a table, by its name, is to have one."""
+    """The Delta logs of the tables that one writer publishes. `is_delta`: whether a table, by its name at the source, is to have one."""
 
     def __init__(
         self, chain: Chain, tables: TableFormat, is_delta: Callable[[str], bool] = lambda _: True
@@ -72,7 +72,12 @@ class DeltaTables:
 
     def remember(self, manifest: Manifest) -> None:
         """This link was published: its tables' logs are to show it."""
-        readable = {name: t for name, t in manifest.readable.items() if self._is_delta(name)}
+        at_sources = manifest.at_sources
+        readable = {
+            name: table
+            for name, table in manifest.readable.items()
+            if self._is_delta(at_sources.get(name, name))
+        }
         for name, table in readable.items():
             known = self._newest.get(table.path)
             is_new = known is None or known[0] != table.snapshot_id

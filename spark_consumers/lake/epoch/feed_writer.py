@@ -89,9 +89,10 @@ class FeedWriter:
         """
         self._new.remove_unnamed(head)
         self._work = []
-        taken = {*plan.tables, *head.view_tables}
+        in_lake = {name: table.lake_name or name for name, table in plan.tables.items()}
+        taken = {*in_lake.values(), *head.view_tables}
         for name, after in plan.tables.items():
-            full = feed_of(self._rules, name)
+            full = feed_of(self._rules, name, in_lake[name])
             if not full:
                 continue
             before = head.feeds.get(full)

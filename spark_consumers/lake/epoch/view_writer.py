@@ -213,7 +213,8 @@ class ViewWriter:
         name, head, tables = work.definition.name, work.head, work.tables
         view = _described(before, work.definition, made)
         full = view.full_name(name)
-        action = decide(before, made, head.tables, tables, taken=full in tables)
+        taken = any(full == (table.lake_name or each) for each, table in tables.items())
+        action = decide(before, made, head.tables, tables, taken=taken)
         done = self._attempted(work, view, made, action)
         if isinstance(done, Stale):
             found.views[name] = _stale(before, work.definition, head, done.reason)

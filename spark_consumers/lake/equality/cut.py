@@ -104,7 +104,12 @@ def _lake(
             where=str(chain.root),
             repair="check that `tuskline lake run` is running",
         )
-    tables = {n: head.tables[n] for n in names if n in head.tables and head.tables[n].state == LIVE}
+    # A run names its tables as the source does.
+    tables = {
+        n: replace(head.tables[n], lake_name="")
+        for n in names
+        if n in head.tables and head.tables[n].state == LIVE
+    }
     head = replace(
         head,
         tables=tables,

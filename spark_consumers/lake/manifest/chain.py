@@ -106,8 +106,8 @@ class Manifest:
     `published_at` is in seconds since the Unix epoch, by the wall clock, for people and `as_of`. `steady_at` is the
     writer's `SteadyClock`, which continues along the chain, for ages; 0 in links of earlier formats. `seconds` is the
     duration of the round that wrote it; `changes` counts the row changes of the log in this epoch's range (0 in a takeover
-    link); `stage` is the name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is
-    `copies`: copies that are not shown yet, beside the tables that they replace. `views`, by `schema.view`, are of the same epoch, and so are
+    link); `stage` is the name that the round's data files carry. `tables` is keyed by `stream.schema.table`, a table's name at
+    its source; so is `copies`: copies that are not shown yet, beside the tables that they replace. `views`, by `schema.view`, are of the same epoch, and so are
     `feeds`, by `stream.schema.feed`. `not_copied`: why a table is not in the
     lake, or why its last copy failed. `answered`: requests that were carried out, by their ids (`requests`).
     `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`). `writer`: drawn for the
@@ -143,13 +143,19 @@ class Manifest:
 
     @property
     def readable(self) -> dict[str, TableVersion]:
-        """The tables that a reader of this epoch sees, those of views and feeds too, by `stream.schema.table`.
+        """The tables that a reader of this epoch sees, those of views and feeds too, by their names in the lake.
 
         A table that has come with the name of a view or a feed takes its place.
         """
         seen = self.readable_views
         views = {n: t for n, t in self.view_tables.items() if n in seen}
-        return {**self.feed_tables, **views, **self.tables}
+        tables = {table.lake_name or name: table for name, table in self.tables.items()}
+        return {**self.feed_tables, **views, **tables}
+
+    @property
+    def at_sources(self) -> dict[str, str]:
+        """By the names in the lake of the tables that sources have: their names there."""
+        return {table.lake_name or name: name for name, table in self.tables.items()}
 
     @property
     def readable_views(self) -> dict[str, ViewVersion]:
@@ -162,7 +168,8 @@ class Manifest:
             for name, view in self.views.items()
             if view.table is not None
         }
-        return {full: view for full, view in named.items() if full not in self.tables}
+        tables = self.at_sources
+        return {full: view for full, view in named.items() if full not in tables}
 
     @property
     def view_tables(self) -> dict[str, TableVersion]:

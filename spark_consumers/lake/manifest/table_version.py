@@ -88,7 +88,8 @@ class TableVersion:
     the configuration said when they were written (`policy`). `chunks`: of a copy that was read from several snapshots, those
     that it has, of which `start_lsn` is the last one's; empty once the table is shown. `masks`, `mode` and `row_filter`: what the configuration said of its rows
     when it was copied (`table_layout.RowRules`). `had_masks`: of tables that had this name before, their OIDs, and the columns that were
-    masked (`disclosed`).
+    masked (`disclosed`). `lake_name`: the name that readers know it by, `stream.schema.table` (`target_names`); empty: that at the source.
+    `history_from`: the source's time at which its history begins, in microseconds since the Unix epoch, and `start_lsn` is the LSN; 0: it has none.
     """
 
     path: str
@@ -122,6 +123,8 @@ class TableVersion:
     mode: str = CURRENT
     row_filter: str = ""
     had_masks: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    lake_name: str = ""
+    history_from: int = 0
 
     @property
     def rules(self) -> RowRules:

@@ -8,8 +8,9 @@ copied again. A change that is harmless, or is in the stream, is adopted as the 
 Type modifiers are not compared: where ALTER TYPE changes values (`numeric(10,2)` to `numeric(10,1)`), the server rewrites the
 table, which `file` and the versions of the columns show on every major. Where it rewrites nothing, no value has changed.
 
-Why no change is missed, even if it is undone before the next poll: OIDs are compared, which are not used twice, and the
-versions of catalog rows (xmin), which never return. Why none is repaired twice: the copy has the shape of its own
+Why no change is missed, even if it is undone before the next poll: OIDs are compared, and the versions of catalog rows (xmin),
+which never return. OIDs return after four billion others, which TOAST values use up, too; so a table is recognized by the
+transaction that created it as well. Why none is repaired twice: the copy has the shape of its own
 snapshot, which contains the change, and only polls that begin after the copy are compared.
 """
 
@@ -64,7 +65,7 @@ class Shape:
     the publication does not send.
     `recorded`: what the event trigger is that records schema changes; empty: nothing records them.
     `via_root`: whether the publication sends partitions as the table that they are of. `unlogged`: `unlogged` or
-    `foreign`, if changes of its rows are not in the WAL.
+    `foreign`, if changes of its rows are not in the WAL. `born`: the transaction that created it (empty: unknown).
     """
 
     oid: int
@@ -87,6 +88,7 @@ class Shape:
     generated: tuple[int, ...] = ()
     outputs: tuple[tuple[int, str, str], ...] = ()
     recorded: str = ""
+    born: str = ""
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
@@ -189,6 +191,8 @@ def changed(before: Shape, now: Shape, empty: Collection[int] = ()) -> str | Non
     """
     if now.oid != before.oid:
         return "the table was dropped, and another one created with its name"
+    if before.born and now.born and now.born != before.born:
+        return "the table was dropped, and another one created with its OID"
     return (
         _publication(before, now)
         or _partitions(before, now, empty)

@@ -86,7 +86,7 @@ def damaged(head: Manifest, reasons: Mapping[str, str], *, holds: bool) -> Manif
 
 def path_of(head: Manifest, lake: Place, where: str) -> str | None:
     """The path of the table that an error at `where` is about: its name, its folder or a file in that."""
-    for name, table in [*head.copies.items(), *head.readable.items()]:
+    for name, table in [*head.copies.items(), *head.tables.items(), *head.readable.items()]:
         folder = str(lake / table.path)
         if where in {name, folder} or where.startswith(f"{folder}/"):
             return table.path

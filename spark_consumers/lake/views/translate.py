@@ -111,10 +111,10 @@ class _Query:
 
 
 def base_tables(tables: Mapping[str, TableVersion]) -> dict[str, BaseTable]:
-    """The tables of a link that views may read. One whose columns were never recorded is not among them."""
+    """The tables of a link that views may read, by their names in the lake. One whose columns were never recorded is not among them."""
     found = {}
     for full, table in tables.items():
-        stream, _, relation = full.partition(".")
+        stream, _, relation = (table.lake_name or full).partition(".")
         schema, name = split_relation(relation)
         if table.layout:
             # A column that is left out is not there, and a hash is a text. Deleted rows that are kept have their marks.

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ from spark_consumers.lake.tables.publication_poller import PublicationPoller
 from spark_consumers.lake.tables.removed import departed
 from spark_consumers.lake.tables.renamed import Naming
 from spark_consumers.lake.tables.sources import Source, mark
+from spark_consumers.lake.tables.target_names import Targets
 from spark_consumers.lake.views.damaged import without_damaged
 from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.writer import adopt
@@ -87,6 +88,7 @@ from walsender_bridge.postgres.table_layout import (
     is_delta,
     layout_of,
     rules_of,
+    target_of,
 )
 from walsender_bridge.runtime import fail_point, logs
 from walsender_bridge.runtime.steady_clock import SteadyClock
@@ -103,6 +105,8 @@ _SHOWN = 1.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 #: Links in which a takeover looks for orphaned files.
 _RECENT_LINKS = 100
+#: Names of tables of which it is remembered what they are in the lake.
+_KNOWN_NAMES = 100_000
 
 log = logs.logger()
 
@@ -647,6 +651,13 @@ class Lakehouse:
             rules=self._rules_of,
             # In a catalog of others a table is found by the name that its folder had.
             naming=Naming(self._settings_of, self._feed_of) if self._whole is None else None,
+            targets=Targets(
+                lru_cache(_KNOWN_NAMES)(partial(target_of, self._layouts)),
+                partial(feed_of, self._layouts),
+                is_set=any(rule.name for rule in self._layouts),
+                # In a catalog of others a table is found by the name that its folder had.
+                move=self._whole is None,
+            ),
         )
         delta = None
         if self._delta or any(rule.delta for rule in self._layouts):

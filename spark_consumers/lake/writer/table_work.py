@@ -19,6 +19,7 @@ from spark_consumers.lake.epoch.log_view import version_before
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from spark_consumers.lake.manifest.table_version import (
     ANOTHER_LOG,
+    LEFT,
     LIVE,
     PAUSED,
     REATTACHED,
@@ -49,6 +50,17 @@ from spark_consumers.lake.tables.shape import Publication, Shape, others_by_now
 from spark_consumers.lake.tables.sources import Source, columns_now, mark
 from spark_consumers.lake.tables.states import stream_of
 from spark_consumers.lake.tables.table_filter import filter_of
+from spark_consumers.lake.tables.target_names import (
+    AS_AT_SOURCES,
+    REFUSED,
+    Given,
+    Targets,
+    given,
+    names_in,
+    others_in,
+    pending,
+    with_names,
+)
 from spark_consumers.lake.writer import adopt, pins, requests
 from spark_consumers.lake.writer.leases import Leases
 from walsender_bridge.change_log.client import LogClient, LogStatus
@@ -95,6 +107,7 @@ class TableWork:
         pins: pins.Pins,
         rules: Callable[[str], RowRules] = lambda _: RowRules(),
         naming: Naming | None = None,
+        targets: Targets = AS_AT_SOURCES,
     ) -> None:
         self._chain = chain
         self._lake = lake
@@ -111,6 +124,9 @@ class TableWork:
         self._is_compared = False
         #: What depends on a table's name; None: the catalog finds tables by their first names, so renamed ones are copied.
         self._naming = naming
+        #: Under which names tables are to be in the lake; the published ones that cannot have theirs, and why.
+        self._targets = targets
+        self._refused: dict[str, str] = {}
         #: The streams that the lake must not follow now.
         self._apart: frozenset[str] = frozenset()
         #: The names that tables have at their sources by now, and which they have in the lake until the next epoch; for which of these an
@@ -170,7 +186,8 @@ class TableWork:
         publications = self._poll(head)
         changed = without_departed(self._reconfigured(head), self._sources)
         moves = self._renamed(changed)
-        self._announce(moves)
+        targets = self._given(changed, moves)
+        self._announce({**moves, **pending(changed, targets)})
         self._former = {now: name for name, now in moves.items()}
         for stream, names in self._published.items():
             changed = states.without(changed, self._by_former(names), stream)
@@ -181,6 +198,7 @@ class TableWork:
                 later.add(request.pin)
             else:
                 changed = self._carry_out(changed, request, status, client, apart)
+        changed = self._without_names(changed, targets)
         changed = self._with_arrived(changed, status)
         changed = self._without_disclosed(changed)
         changed, _ = self._compare(changed, publications)
@@ -219,13 +237,46 @@ class TableWork:
         return {self._former.get(name, name) for name in names}
 
     def named(self, head: Manifest) -> Manifest:
-        """The head for the next epoch, with which names move: each of its tables has the name that it has at its source."""
+        """The head for the next epoch, with which names move: each of its tables has the name that it has at its source, and its target name."""
         self.moves = self._renamed(head)
-        if self._naming is None or not self.moves:
+        names = self._given(head, self.moves)
+        if self._naming is not None and self.moves:
+            for name, now in self.moves.items():
+                log.info("table renamed in place", table=name, to=now)
+            head = moved(head, self.moves, self._naming)
+        for name, to in pending(head, names).items():
+            log.info("table has another name in the lake", table=name, to=to)
+        return with_names(head, names, self._targets.feed)
+
+    def _given(self, head: Manifest, moves: Mapping[str, str]) -> Given:
+        """The names in the lake of the tables of the next epoch, by those that they have at their sources then."""
+        if not self._targets.is_set and not any(t.lake_name for t in head.tables.values()):
+            return Given({}, {})
+        in_lake = names_in(head)
+        before = {
+            moves.get(n, n): in_lake[n] for n in in_lake if n in moves or n not in moves.values()
+        }
+        published = {n for names in self._published.values() for n in names} | head.copies.keys()
+        wanted = {name: self._targets.of(name) for name in published - before.keys()}
+        if self._targets.move:
+            follow = {moves.get(n, n) for n, t in head.tables.items() if t.state != LEFT}
+            wanted |= {name: self._targets.of(name) for name in follow & before.keys()}
+        return given(wanted, before, others_in(head))
+
+    def _without_names(self, head: Manifest, names: Given) -> Manifest:
+        """The head with the reasons why tables do not have their target names; copies that have none are dropped."""
+        reasons = {n: REFUSED + why for n, why in names.refused.items()}
+        for name, reason in reasons.items():
+            if head.not_copied.get(name) != reason:
+                log.error("table does not have its target name", table=name, reason=reason)
+        self._refused = {n: why for n, why in reasons.items() if n not in names.names}
+        copies = {n: copy for n, copy in head.copies.items() if n not in self._refused}
+        for name in head.copies.keys() - copies.keys():
+            self._copies.drop(name)
+        kept = {n: why for n, why in head.not_copied.items() if not why.startswith(REFUSED)}
+        if copies == head.copies and {**kept, **reasons} == head.not_copied:
             return head
-        for name, now in self.moves.items():
-            log.info("table renamed in place", table=name, to=now)
-        return moved(head, self.moves, self._naming)
+        return replace(head, copies=copies, not_copied={**kept, **reasons})
 
     def _announce(self, moves: Mapping[str, str]) -> None:
         """Let an epoch come that moves these names: there may be nothing else for one."""
@@ -344,7 +395,9 @@ class TableWork:
             wanted = {
                 name
                 for name in states.wanted_copies(head, names) - self._copies.running
-                if self._copy_after.get(name, 0.0) <= now and name not in refused
+                if self._copy_after.get(name, 0.0) <= now
+                and name not in refused
+                and name not in self._refused
             }
             if not wanted:
                 continue
@@ -362,9 +415,17 @@ class TableWork:
                 {name: head.copies[name] for name in wanted if name in head.copies},
                 self._policy.copy_chunk_bytes,
                 levels=self._levels(head, wanted),
+                lake_names={name: self._lake_name(head, name) for name in wanted},
             )
             log.info("copying", stream=stream, tables=sorted(wanted), offset=cut.end_offset)
             self._copies.start(request)
+
+    def _lake_name(self, head: Manifest, name: str) -> str:
+        """The name that a copy of this table will have in the lake, after which its folder is named."""
+        table = head.tables.get(name)
+        if table is not None and not self._targets.move:
+            return table.lake_name or name
+        return self._targets.of(name)
 
     def _levels(self, head: Manifest, wanted: Collection[str]) -> dict[str, TableVersion]:
         """The tables that are to be brought level instead of being copied: nothing but changes is missing in them."""
@@ -698,8 +759,10 @@ class TableWork:
             if result.path not in {version.path for version in head.versions}:
                 self._copies.discard(result)
             return head
-        if name in disclosed(head, {name: result.relation_id}, self._rules):
-            # Tables were renamed since the copy began, and it is of another than the one that was looked at.
+        if name in self._refused or name in disclosed(
+            head, {name: result.relation_id}, self._rules
+        ):
+            # Another table has its target name by now; or tables were renamed since the copy began, and it is of another than the one that was looked at.
             if result.is_partial:
                 self._copies.drop(name)
             if result.path not in {version.path for version in head.versions}:
