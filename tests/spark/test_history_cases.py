@@ -70,7 +70,7 @@ def begins(pipeline, name=NOTES):
     return parse_lsn(history["begins_at_lsn"]), datetime.fromisoformat(history["begins_at"])
 
 
-def test_25_histories_swap_their_names_on_delta_too(spark, tmp_path, database):
+def test_14_28_histories_swap_their_names_on_delta_too(spark, tmp_path, database):
     database.execute(
         *TABLES,
         *MARKS,
@@ -118,7 +118,7 @@ def test_25_histories_swap_their_names_on_delta_too(spark, tmp_path, database):
         assert_no_orphans(spark, pipeline.lake)
 
 
-def test_25_a_history_that_is_copied_in_chunks_is_complete_from_the_last_snapshot_on(
+def test_21_a_history_that_is_copied_in_chunks_is_complete_from_the_last_snapshot_on(
     spark, tmp_path, database, monkeypatch
 ):
     """Masks, too: every version has them."""
@@ -172,7 +172,7 @@ def test_25_a_history_that_is_copied_in_chunks_is_complete_from_the_last_snapsho
         assert versions.where("_valid_to_lsn IS NOT NULL").count() == 4
 
 
-def test_25_another_mode_is_another_copy_and_a_history_begins_with_each(
+def test_another_mode_is_another_copy_and_a_history_begins_with_each(
     spark, tmp_path, database, monkeypatch
 ):
     # No reader of this process keeps an epoch.
