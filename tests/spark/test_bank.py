@@ -34,7 +34,11 @@ READERS = 3
 #: The errors of a part that is down, and of an epoch, or its Delta versions, that are not there yet. Every other one is a fault.
 REFUSALS = {
     "UNAVAILABLE": ("",),
-    "LAKE": ("this session has read epoch", "the table's Delta log does not show snapshot"),
+    "LAKE": (
+        "this session has read epoch",
+        "the table has no Delta log",
+        "the table's Delta log does not show snapshot",
+    ),
 }
 #: Seconds for what has to go on behind a kill, on a machine that is busy with others.
 PATIENCE = 240
