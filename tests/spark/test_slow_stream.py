@@ -46,7 +46,7 @@ def lag_of(stack, bank):
     return {each["stage"]: each for each in stages if each["source"] == bank}
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_15_a_slow_stream_delays_its_own_tables_and_shows_its_lag(
     tmp_path, make_server: MakeServer, spark, seed
 ):

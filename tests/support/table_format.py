@@ -39,14 +39,19 @@ def runs_by_both(metafunc: pytest.Metafunc) -> bool:
     return "both_formats" in marks or (has_number and metafunc.config.getoption("--delta"))
 
 
+def chosen() -> str:
+    """The format in use."""
+    return os.environ.get(_VARIABLE, ICEBERG)
+
+
 def section() -> str:
     """The lines of section `[lake]` for the format in use."""
-    return "delta = true\n" if os.environ.get(_VARIABLE) == DELTA else ""
+    return "delta = true\n" if chosen() == DELTA else ""
 
 
 def use_in_this_process() -> None:
     """In a process of a test that reads: by the format in use there."""
-    if os.environ.get(_VARIABLE) == DELTA:
+    if chosen() == DELTA:
         _by_delta(dict.__setitem__)
 
 
