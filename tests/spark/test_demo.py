@@ -165,6 +165,7 @@ def test_23_the_demo_ends_equal_when_log_servers_are_killed_and_one_is_wiped(tmp
 @pytest.mark.skipif(max(by_major()) < 17, reason="no PostgreSQL whose standbys synchronize slots")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kill", [(), ("--kill",)], ids=["", "kill"])
+@pytest.mark.iceberg_only("the demo's lake has no Delta logs")
 def test_5_17_the_demo_ends_equal_when_a_standby_takes_over_under_load(tmp_path, kill):
     options = ("--standby", "--seconds", "45" if kill else "20", "--seed", "13", *kill)
     code, figures = _demo(tmp_path / "demo", *options, seconds=840)

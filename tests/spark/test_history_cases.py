@@ -70,6 +70,7 @@ def begins(pipeline, name=NOTES):
     return parse_lsn(history["begins_at_lsn"]), datetime.fromisoformat(history["begins_at"])
 
 
+@pytest.mark.iceberg_only("reads by Delta where it says so")
 def test_14_28_histories_swap_their_names_on_delta_too(spark, tmp_path, database):
     database.execute(
         *TABLES,

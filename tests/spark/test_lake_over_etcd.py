@@ -17,6 +17,7 @@ from tests.support.several_bridges import SeveralBridges
 @needs_etcd
 @pytest.mark.long
 @pytest.mark.timeout(600)
+@pytest.mark.iceberg_only("is of the log, and makes its configuration by itself")
 def test_25_log_and_lake_are_equal_when_the_leading_repository_is_killed_under_load(
     spark: SparkSession, make_server: MakeServer, tmp_path: Path
 ) -> None:
