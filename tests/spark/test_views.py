@@ -593,8 +593,7 @@ def test_37_what_attempts_of_tasks_leave_is_no_row_of_a_view_and_is_removed(
     database.execute("UPDATE docs SET title = 'later' WHERE id = 2")
     assert_views(database, pipeline.flush(), (FLAT, JOINED))
     # The next writer looks for what no snapshot has.
-    pipeline.house.close()
-    pipeline.house = pipeline.lakehouse()
+    with_views(pipeline, FLAT, JOINED)
     assert_views(database, pipeline.flush(), (FLAT, JOINED))
     assert_no_orphans(pipeline.spark, pipeline.lake)
 
