@@ -9,7 +9,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import workload
@@ -76,7 +76,8 @@ class _Compared:
     of_lake: Lake
     publication: str
     name: str
-    chunks: Chunks = field(default_factory=Chunks)
+    #: As the first round has divided it: samples differ.
+    chunks: Chunks | None = None
 
     def source(self, case: str) -> Round:
         """The source's sums."""
@@ -89,18 +90,18 @@ class _Compared:
             )
             limits = Load(1.0, 3600)
             with SourceRows(exported, time.monotonic(), limits, lambda: None) as rows:
-                self.chunks = rows.divided(there, CHUNK_BYTES)
+                chunks = self.chunks = self.chunks or rows.divided(there, CHUNK_BYTES)
                 relations = [(r.schema, r.name, r.oid) for r in rows.relations(there)]
                 cpu, began = tree_cpu_seconds(server), time.monotonic()
                 found: dict[int, Sums] = {}
-                if self.chunks.column:
-                    for number in range(self.chunks.count):
-                        for part in self.chunks.ranges(number, relations):
-                            its = added(rows.sums(there, self.chunks, None, part))
+                if chunks.column:
+                    for number in range(chunks.count):
+                        for part in chunks.ranges(number, relations):
+                            its = added(rows.sums(there, chunks, None, part))
                             found[number] = found.get(number, Sums()).plus(its.get(0, Sums()))
                 else:
                     parts = rows.blocks(there, CHUNK_BYTES)
-                    sums = (rows.sums(there, self.chunks, None, part) for part in parts)
+                    sums = (rows.sums(there, chunks, None, part) for part in parts)
                     found = added(each for some in sums for each in some)
                 wall, cpu = time.monotonic() - began, tree_cpu_seconds(server) - cpu
         return self._round("source", case, found, wall, cpu, busy)
@@ -110,6 +111,7 @@ class _Compared:
         snapshot = read(self.running.spark, self.of_lake.root)
         table = snapshot.manifest.tables[self.name]
         names = [name for name, *_ in table.layout]
+        assert self.chunks is not None
         division = Division.of(table, self.chunks, range(self.chunks.count))
         busy, cpu, began = load(), self._own_cpu(), time.monotonic()
         found = sums_of(snapshot[self.name].select(*names), division)
