@@ -209,28 +209,6 @@ def test_27_live_reads_compute_views_from_the_live_tables(pipeline, database):
         snapshot["views.joined"]
 
 
-def test_27_a_live_view_leaves_what_a_user_has_cached(pipeline, database):
-    with_views(pipeline, *VIEWS)
-    pipeline.flush()
-    database.execute("UPDATE pairs SET tags = NULL")
-    pipeline.barrier()
-    snapshot = read(pipeline.spark, pipeline.lake, live=True, log=pipeline.log.address)
-    cached = [snapshot[f"public.{name}"].cache() for name in ("docs", "pairs")]
-    try:
-        assert all(frame.count() for frame in cached)
-        assert snapshot["views.joined"].count()
-        assert snapshot["views.titles"].count()
-        assert [frame.storageLevel.useMemory for frame in cached] == [True, True]
-        # Nor does an epoch that computes them, in the same session.
-        docs = pipeline.flush()["public.docs"].cache()
-        assert docs.count()
-        database.execute("UPDATE docs SET title = 'new' WHERE id = 1")
-        pipeline.flush()
-        assert docs.storageLevel.useMemory
-    finally:
-        pipeline.spark.catalog.clearCache()
-
-
 def test_27_a_view_of_a_table_that_does_not_follow_is_stale_with_the_reason(pipeline, database):
     with_views(pipeline, FLAT, JOINED)
     pipeline.flush()
