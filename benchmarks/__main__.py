@@ -16,6 +16,7 @@ from benchmarks.report import keep
 NAMES = (
     "apply",
     "capture",
+    "comparison",
     "decode",
     "freshness",
     "log-recovery",

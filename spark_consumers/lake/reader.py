@@ -39,7 +39,6 @@ from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.store.place import Place, options_of
 from spark_consumers.lake.tables.states import is_behind, without_earlier
 from spark_consumers.spark import buckets, requirements
-from spark_consumers.spark.apart import apart
 from walsender_bridge.errors import LakeError, TrimmedError, UsageError
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 
@@ -335,8 +334,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
 
         prepare(self._spark)
         frames: dict[str, Any] = {
-            # `sql` drops the temporary views that it makes of them.
-            f"t{number}": apart(self[self.manifest.tables[name].lake_name or name])
+            f"t{number}": self[self.manifest.tables[name].lake_name or name]
             for number, name in enumerate(view.tables)
         }
         found: DataFrame = self._spark.sql(view.query, **frames)

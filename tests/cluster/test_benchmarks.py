@@ -53,6 +53,13 @@ def test_decode_prints_its_ratios():
 
 
 @pytest.mark.long
+def test_comparison_prints_its_figures():
+    figures = run("comparison", "--scale", "0.05")["absolute"]
+    sides = {(side, case) for side in ("source", "lake") for case in ("ranges", "hash")}
+    assert figures.keys() >= {f"{side}_rows_s_{case}" for side, case in sides}
+
+
+@pytest.mark.long
 def test_views_prints_its_ratios():
     ratios = run("views", "--scale", "0.01")["ratios"]
     pairs = ("epoch_large_vs_small", "epoch_with_views_vs_without", "views_vs_job")

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -19,6 +20,7 @@ from spark_consumers.lake.epoch import (
     view_writer,
 )
 from spark_consumers.lake.flush import flush
+from spark_consumers.lake.format import checksums
 from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.verify import verify
 from spark_consumers.lake.views import plan
@@ -205,29 +207,6 @@ def test_27_live_reads_compute_views_from_the_live_tables(pipeline, database):
     assert "shop.views.titles" in snapshot.tables
     with pytest.raises(LakeError, match=r"it reads shop[.]public[.]pairs"):
         snapshot["views.joined"]
-
-
-def test_27_a_live_view_leaves_what_a_user_has_cached(pipeline, database):
-    with_views(pipeline, *VIEWS)
-    pipeline.flush()
-    database.execute("UPDATE pairs SET tags = NULL")
-    pipeline.barrier()
-    snapshot = read(pipeline.spark, pipeline.lake, live=True, log=pipeline.log.address)
-    cached = [snapshot[f"public.{name}"].cache() for name in ("docs", "pairs")]
-    try:
-        assert all(frame.count() for frame in cached)
-        assert snapshot["views.joined"].count()
-        assert snapshot["views.titles"].count()
-        assert [frame.storageLevel.useMemory for frame in cached] == [True, True]
-        # Nor does an epoch that computes them, in the same session.
-        snapshot = read(pipeline.spark, pipeline.lake)
-        docs = snapshot["public.docs"].cache()
-        assert docs.count()
-        database.execute("UPDATE docs SET title = 'new' WHERE id = 1")
-        pipeline.flush()
-        assert docs.storageLevel.useMemory
-    finally:
-        pipeline.spark.catalog.clearCache()
 
 
 def test_27_a_view_of_a_table_that_does_not_follow_is_stale_with_the_reason(pipeline, database):
@@ -558,6 +537,40 @@ def test_a_view_that_takes_too_long_is_stopped_and_holds_nothing_back(wide, data
     assert "took longer than 6 s" in reason_of(wide, "endless")
     assert_no_orphans(wide.spark, wide.lake)
     assert not [*wide.lake.glob("_tuskline/views/*")]
+
+
+def test_37_what_attempts_of_tasks_leave_is_no_row_of_a_view(pipeline, database, monkeypatch):
+    """An attempt that goes on after its retry has won: while the epoch is written, and its files go with that; and after that."""
+    write = view_sink.sink
+
+    def twice(frame, task, record):
+        write(frame, task, f"{record}.lost")
+        return write(frame, task, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(view_writer, "sink", twice)
+        with_views(pipeline, FLAT, JOINED)
+        assert_views(database, pipeline.flush(), (FLAT, JOINED))
+        for changes in CHANGES[:2]:
+            database.execute(*changes)
+            assert_views(database, pipeline.flush(), (FLAT, JOINED))
+        kinds = {view.kind for view in pipeline.head().views.values()}
+        assert kinds == {"incremental"}
+        assert_no_orphans(pipeline.spark, pipeline.lake)
+    tables = [view.table for view in pipeline.head().views.values()]
+    for table in tables:
+        data = pipeline.lake / table.path / "data"
+        newest = max(data.glob("*.parquet"), key=lambda file: file.stat().st_mtime_ns)
+        late = newest.with_name(f"{newest.stem}9.parquet")
+        shutil.copy(newest, late)
+        checksums.seal(late)
+        shutil.copy(newest, newest.with_name(f".{late.name}.0123.tmp"))
+    assert_views(database, pipeline.flush(), (FLAT, JOINED))
+    database.execute("UPDATE docs SET title = 'later' WHERE id = 2")
+    assert_views(database, pipeline.flush(), (FLAT, JOINED))
+    # Nor does the next writer take what no snapshot has for rows.
+    with_views(pipeline, FLAT, JOINED)
+    assert_views(database, pipeline.flush(), (FLAT, JOINED))
 
 
 def test_27_changes_of_a_view_of_many_rows_are_folded_by_several_tasks(wide, database):

@@ -4,8 +4,6 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from spark_consumers.spark.apart import apart
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -32,8 +30,7 @@ class ViewQueries:
         if id(frame) not in self._names:
             self._frames.append(frame)
             name = self._names[id(frame)] = f"tuskline_{uuid.uuid4().hex}"
-            # A user of this session may have cached the same.
-            apart(frame).createOrReplaceTempView(name)
+            frame.createOrReplaceTempView(name)
         return self._names[id(frame)]
 
     def close(self) -> None:

@@ -73,8 +73,10 @@ class StageChanges:
     max_rows: int
 
     def run(self, batches: Iterator[pa.RecordBatch], attempt: str) -> Staged | None:
-        """What is staged: the rows to add, and those to remove; None if there are neither."""
-        del attempt
+        """What is staged: the rows to add, and those to remove; None if there are neither.
+
+        The order of the rows is another one when they are read again, and so are the files: each attempt's have names of their own.
+        """
         folded: MultisetFold | None = None
         changes = 0
         for held in _in_parts(batches):
@@ -87,21 +89,14 @@ class StageChanges:
             check_rows(len(folded), self.max_rows)
         if folded is None or not len(folded):
             return None
-        number = _partition()
-        target = replace(self.target, prefix=f"{self.target.prefix}-part{number}")
-        return write_fold(target, folded, f"{self.scratch}/part{number}", 0, changes)
+        target = replace(self.target, prefix=f"{self.target.prefix}-{attempt}")
+        return write_fold(target, folded, f"{self.scratch}/{attempt}", 0, changes)
 
 
 def check_rows(rows: int, limit: int) -> None:
     """Raise `NotSupportedError` if these are more rows than a view may have."""
     if rows > limit:
         raise NotSupportedError(TOO_MANY.format(limit))
-
-
-def _partition() -> int:
-    context = TaskContext.get()
-    assert context is not None
-    return int(context.partitionId())
 
 
 def _in_parts(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.Table]]:

@@ -297,13 +297,16 @@ class ViewWriter:
         made: list[list[FileInfo]] = sink(frame, StoreRows(target, most), record)
         files = [file for each in made for file in each]
         check_rows(sum(file.rows for file in files), most)
-        # What failed attempts of tasks have left.
+        self._remove_left(work, target, files)
+        return files
+
+    def _remove_left(self, work: "_Work", target: Target, files: Sequence[FileInfo]) -> None:
+        """Remove the data files that attempts of tasks have left which are not those whose files are these."""
         wanted = {file.path for file in files}
         for file in files_in(place(target.folder) / "data", Stage.names_from(work.stage.link)):
             is_own = Stage.of(file.name.removeprefix(".")) == work.stage
             if is_own and checksums.file_of(file) is None and str(file) not in wanted:
                 checksums.remove(file)
-        return files
 
     def _created(self, name: str, view: ViewVersion, made: Translation) -> TableVersion:
         full = view.full_name(name)
@@ -369,6 +372,7 @@ class ViewWriter:
         task = StageChanges(target, work.scratch, work.definition.max_rows)
         made: list[Staged | None] = sink(parts, task, record)
         staged = [each for each in made if each is not None]
+        self._remove_left(work, target, [file for each in staged for file in each.rows])
         return joined(staged) if staged else None
 
     def _of_groups(
