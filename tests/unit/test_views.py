@@ -505,6 +505,7 @@ def test_changes_are_divided_by_columns_whatever_their_names(monkeypatch):
     chain.store.read.side_effect = FileNotFoundError
     writer = ViewWriter(MagicMock(), chain, MagicMock(), 1, (), attempts=MagicMock(), deletes={})
     monkeypatch.setattr(view_writer, "sink", lambda *_: [])
+    monkeypatch.setattr(writer, "_remove_left", MagicMock())
     frame = MagicMock()
     frame.columns = ["id", "a.b", "c`d", SIGN]
     assert writer._staged(MagicMock(scratch=""), frame, MagicMock(scratch_name="")) is None
