@@ -39,12 +39,12 @@ from walsender_bridge.runtime.sql import load
 APPLICATION_NAME: Final = "tuskline-lake"
 CHANNEL: Final = "tuskline_flush"
 _CHANNEL: Final = CHANNEL.encode()
-#: The server's version from which on a procedure's COMMIT sends notifications, and seconds between two looks at an older one.
-_NOTIFIES: Final = 130000
+#: The first version of the server in which a procedure's COMMIT sends notifications; seconds between two queries of an older one.
+NOTIFIES: Final = 130005
 _LOOK: Final = 0.5
 #: Seconds to let requests gather, so that sessions that wait at the same time share one barrier.
 _GATHER: Final = 0.1
-#: Seconds to read what goes on arriving, before what was heard is looked at.
+#: Seconds for which arriving notifications are read, at most, before what they ask for is looked at.
 _READ: Final = 0.5
 #: Seconds between two checks whether this driver still writes the lake, and is to stop. No query is sent for it.
 _CHECK: Final = 1.0
@@ -237,7 +237,7 @@ class _Listener:
 
     def _listen(self, connection: BoundedConnection, server: _Server) -> None:
         """Start rounds for what sessions ask for, until the connection breaks or another driver is at work."""
-        marks = connection.info.server_version < _NOTIFIES
+        marks = connection.info.server_version < NOTIFIES
         pause = _LOOK if marks else _CHECK
         while not self._stop.is_set() and not server.ended.is_set() and self._writes():
             heard: _Heard = {}
@@ -353,7 +353,7 @@ class _Listener:
 
 
 def _marked(connection: BoundedConnection) -> _Heard:
-    """What sessions ask for by a lock, where a notification would come when the wait is over."""
+    """What sessions ask for by a lock, on a server where a notification would come only after the wait."""
     connection.pgconn.consume_input()
     while connection.pgconn.notifies():
         pass

@@ -193,8 +193,8 @@ BEGIN
 END
 $$;
 
--- Raises TK008 for the name of a lake that does not follow this database. While a driver is connected that has no row yet, this
--- cannot be told: it may be the lake's own, whose row was deleted, or is about to be made.
+-- Raises TK008 for the name of a lake that does not follow this database. While a driver without a row is connected, this is
+-- unknown: it may be the driver of that lake, whose row was deleted or does not exist yet.
 CREATE OR REPLACE FUNCTION tuskline.check_lake(lake text) RETURNS void
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -256,10 +256,10 @@ BEGIN
 END
 $$;
 
--- Whether sessions ask by a lock: before 13, a server sends notifications when a CALL has ended, not when a procedure commits.
+-- Whether sessions ask by a lock: before 13.5, a server sends notifications when a CALL has ended, not when a procedure commits.
 CREATE OR REPLACE FUNCTION tuskline.marks() RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT current_setting('server_version_num')::integer < 130000
+    SELECT current_setting('server_version_num')::integer < 130005
 $$;
 
 -- Where sessions ask by a lock: an advisory one, shared, until the end of the transaction. Drivers look for it (marked.sql).

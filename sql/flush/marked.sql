@@ -1,5 +1,5 @@
--- Before 13: the sessions that wait, with the kind of their request and the transaction (tuskline.mark in functions.sql). A lock has
--- 32 bits of its ID; it is the newest one that has them.
+-- Before 13.5: the sessions that wait, with the kind of their request and the transaction (tuskline.mark in functions.sql). A lock has
+-- 32 bits of the transaction's ID; the newest ID with these bits is meant.
 SELECT l.pid, CASE l.classid::bigint WHEN 1953854315 THEN 'flush' ELSE 'sync' END,
        n.newest - ((n.newest - l.objid::bigint) & 4294967295)
 FROM pg_locks AS l CROSS JOIN (SELECT txid_snapshot_xmax(txid_current_snapshot())) AS n (newest)

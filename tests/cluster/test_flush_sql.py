@@ -89,7 +89,7 @@ class Driver:
 
     def asked(self) -> tuple[str, int]:
         """What a session asks for that waits: within ten seconds."""
-        if self.connection.info.server_version >= 130000:
+        if self.connection.info.server_version >= 130005:
             (found,) = self.connection.notifies(timeout=10, stop_after=1)
             kind, _, xid = found.payload.partition(" ")
             return kind, int(xid)

@@ -1,15 +1,18 @@
 """Which requests of SQL sessions need a round of the driver."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_consumers.lake.awaited import XidSnapshot, asked, unserved
 from spark_consumers.lake.flush import passed_not
-from spark_consumers.lake.flush_service import to_json
+from spark_consumers.lake.flush_service import NOTIFIES, to_json
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition
 from walsender_bridge.postgres.protocol.lsn import WalPosition
 from walsender_bridge.postgres.protocol.replication import ServerTimelines
+from walsender_bridge.runtime.sql import load
 
 
 @pytest.mark.parametrize(
@@ -78,3 +81,9 @@ def test_9_an_epoch_is_past_a_position_on_its_timeline_alone(found, said):
 def test_timelines_are_reported_with_their_ends():
     found = ServerTimelines(3, (WalPosition(1, 0x3000060), WalPosition(2, 0x1_00000028)))
     assert to_json(found) == {"timeline": 3, "ends": {"1": "0/3000060", "2": "1/28"}}
+
+
+def test_driver_and_functions_agree_from_which_version_on_a_procedure_notifies() -> None:
+    """13.5: PostgreSQL's release notes of 2021-11-11. A driver that listened to 13.4 would hear of a wait when it is over."""
+    (here,) = re.findall(r"server_version_num'\)::integer < (\d+)", load("flush/functions"))
+    assert int(here) == NOTIFIES == 130005

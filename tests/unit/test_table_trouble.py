@@ -6,6 +6,7 @@ import pytest
 
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
 from spark_consumers.lake.manifest.table_version import REATTACHED
+from spark_consumers.lake.tables.target_names import REFUSED, given
 from tests.support import statuses
 from walsender_bridge.observability.observation import Observation, Process, SourceView
 from walsender_bridge.observability.table_problems import sentences
@@ -78,6 +79,20 @@ def manifest(
 )
 def test_each_table_that_does_not_follow_is_named(lake: Manifest, words: list[str]) -> None:
     assert list(sentences(lake)) == words
+
+
+def test_a_table_that_keeps_its_name_is_not_said_to_be_left_uncopied() -> None:
+    there, new = NAME, "shop.public.b"
+    taken = {there: "shop.sales.c", new: "shop.sales.c", "shop.sales.c": "shop.sales.c"}
+    made = given(taken, {there: there, "shop.sales.c": "shop.sales.c"}, {})
+    lake = replace(
+        manifest("live"), not_copied={n: REFUSED + why for n, why in made.refused.items()}
+    )
+    why = "shop.sales.c is the name of table shop.sales.c in the lake. Give one of them another name in [[lake.tables]] and start lake run again"
+    assert list(sentences(lake)) == [
+        f"table {there} keeps the name {there}: {why}",
+        f"table {new} is not copied: {why}",
+    ]
 
 
 def process(state: str, failures: int, started_at: float) -> Process:

@@ -120,7 +120,7 @@ def show(
         typer.Option(
             "--sql",
             metavar="ENGINE",
-            help="Print statements that read this epoch in trino, duckdb, spark or pyiceberg, or by delta in Spark.",
+            help="Print statements that read this epoch in trino, duckdb, spark, pyiceberg, or delta (Delta tables in Spark).",
         ),
     ] = None,
     as_json: AsJson = False,

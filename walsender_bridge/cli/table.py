@@ -255,7 +255,7 @@ def full_names(settings: "Config", names: Sequence[str], *, in_lake: bool = True
 
 
 def _known(settings: "Config") -> dict[str, str]:
-    """The tables of the lake, copied or not, by their names there and at their sources: the latter. A name may be one table's there and another's here."""
+    """The names at their sources of the lake's tables, copied or not, by these names and by those in the lake. If a name is both, that at the source counts."""
     head = configured_chain(settings).head()
     if head is None:
         return {}

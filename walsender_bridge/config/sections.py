@@ -376,7 +376,7 @@ class LakeSection(_Section):
     #: Whether the endpoint may be http://.
     allow_http: bool = False
     format: Literal["iceberg"] = "iceberg"
-    #: Whether each table also has a Delta log over the same data files; [[lake.tables]] has the exceptions.
+    #: Whether each table also has a Delta log over the same data files, unless a section of [[lake.tables]] says otherwise.
     delta: bool = False
     catalog: CatalogSection = CatalogSection()
     #: Seconds between epochs when there is data.
@@ -385,8 +385,8 @@ class LakeSection(_Section):
     retention: float = Field(default=86_400.0, gt=0)
     #: Whether epochs wait for a table that cannot be updated: always, during a full resync, or never.
     failing_table: Literal["hold", "wait_for_copy", "go_on"] = "wait_for_copy"
-    #: Bytes of rows, before compression, that an initial copy processes per second at most, and bytes of a table, as PostgreSQL
-    #: stores it, that a comparison (`reattach`, `verify`) reads per second; unlimited by default.
+    #: Bytes per second at most: of rows, before compression, that an initial copy processes; of a table, as PostgreSQL
+    #: stores it, that a comparison (`reattach`, `verify`) reads. Unlimited by default.
     copy_rate: float | None = Field(default=None, gt=0)
     #: The size in bytes of the chunks in which a large table is copied; an interrupted copy does not read complete ones again.
     copy_chunk_bytes: int = Field(default=4 << 30, ge=1 << 20)

@@ -416,7 +416,11 @@ def _lake(seen: Observation) -> Iterator[Metric]:
     )
     took = gauge("lake_round_seconds", "Seconds that it took to write the newest epoch.")
     rows = gauge("lake_table_rows", "Rows of the table in the newest epoch.", "table")
-    not_copied = gauge("lake_table_not_copied", "1 for a table whose copy failed.", "table")
+    not_copied = gauge(
+        "lake_table_not_copied",
+        "1 for a table whose copy failed, or that cannot get its name in the lake.",
+        "table",
+    )
     quarantined = gauge("lake_table_quarantined_rows", "Quarantined rows of the table.", "table")
     skipped = gauge(
         "lake_table_skipped_rows",

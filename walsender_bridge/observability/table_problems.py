@@ -8,6 +8,8 @@ from walsender_bridge.errors import HINT
 
 #: The hint's prefix in lakes of an earlier version.
 _OLDER_HINT: Final = "\n  repair: "
+#: What the reason begins with of a table that cannot get its name in the lake (`target_names`). It may follow, and nothing is retried.
+_NAME: Final = "its name in the lake: it "
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,9 @@ def problems(lake: Any) -> Iterator[TableProblem]:
     for name, reason in sorted(lake.not_copied.items()):
         what, _, repair = reason.replace(_OLDER_HINT, HINT).partition(HINT)
         what = what.strip().removeprefix(f"{name}: ")
+        if what.startswith(_NAME):
+            yield TableProblem(name, what.removeprefix(_NAME))
+            continue
         again = "it is retried"
         hint = f"{repair.strip()}; {again}" if repair else again
         yield TableProblem(name, f"was not copied: {what}", hint)

@@ -1,4 +1,4 @@
-"""Under which schema and name a source's table is in the lake, as the configuration says it by table patterns. Pure.
+"""The schema and name that a source's table is to have in the lake, as configured by table patterns. Pure.
 
 The name is a template, in which `{schema}` and `{table}` stand for the table's own: `{schema}.{table}_copy`. Without a dot
 the schema stays.

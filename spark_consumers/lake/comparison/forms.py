@@ -18,7 +18,7 @@ A decimal's text depends on who writes it (`0E-7`), that of a float on the serve
 and that of a time on settings; so none of these is used. Nothing here depends on a server's version, and no extension is needed.
 
 A column's text is in the server's encoding there and in UTF-8 here; the server converts what it hashes, and counts bytes of UTF-8. A `SQL_ASCII`
-database converts nothing, and may have bytes that are not UTF-8: their rows are told apart (`sql_is_utf8`) instead of raising an error.
+database converts nothing, and may have bytes that are not UTF-8: rows with these are recognized (`sql_is_utf8`) instead of raising an error.
 """
 
 import binascii
@@ -68,7 +68,7 @@ _HELD: Final = {
 #: Days and microseconds from 1970 to 2000, from where PostgreSQL counts.
 _DAYS: Final = 10_957
 _MICROSECONDS: Final = _DAYS * 86_400_000_000
-#: The encoding of a database that converts nothing; and, for its regular expressions, which go by bytes, what UTF-8 is (RFC 3629).
+#: The encoding of a database that converts nothing; and UTF-8 (RFC 3629) as a regular expression for it, which compares bytes.
 _AS_IT_IS: Final = "SQL_ASCII"
 _UTF8: Final = (
     r"^([\x01-\x7f]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}|\xed[\x80-\x9f][\x80-\xbf]"

@@ -68,7 +68,7 @@ class OutOfTimeError(SnapshotError):
 class Load:
     """How much the source is burdened. `share`: the part of the time for which the connection is busy; `seconds`: how long a snapshot is held.
 
-    `rate`: bytes of tables, as PostgreSQL stores them, that are read in a second at most; None: as many as there are.
+    `rate`: bytes of tables, as PostgreSQL stores them, that are read per second at most; None: unlimited.
     """
 
     share: float
@@ -93,8 +93,9 @@ class SourceRows(Closing):
         self._resting = resting
         self._where = describe(exported.dsn)
         self._connection = BoundedConnection.connect(reader_conninfo(exported.dsn))
-        #: Of the database, by PostgreSQL's name.
+        #: By OID: the relations that were measured.
         self._sizes: dict[int, RelationBlocks] = {}
+        #: Of the database, by PostgreSQL's name.
         self.encoding = self._connection.info.parameter_status("server_encoding") or ""
 
     def close(self) -> None:
@@ -139,7 +140,7 @@ class SourceRows(Closing):
         return relations
 
     def _size(self, part: Part, chunks: Chunks) -> float:
-        """Bytes of a part, as PostgreSQL stores it: of a range of a key about."""
+        """Bytes of a part, as PostgreSQL stores it; of a range of a key, an estimate."""
         there = self._sizes[part.oid]
         if isinstance(part, KeyRange):
             return there.blocks * there.block_size / chunks.count
@@ -241,7 +242,7 @@ class SourceRows(Closing):
         same_relation.check(part.relation, RelationAnswer(*found), self._where)
 
     def _rest(self, seconds: float) -> None:
-        """Leave the source alone for so long, unless the snapshot's time is over before."""
+        """Leave the source alone for so many seconds, or until the snapshot's time is over."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self.left > 0:
             self._resting()

@@ -48,7 +48,7 @@ def version_of(
 ) -> int:
     """The version of the table's log that shows this snapshot, of the link or an earlier one; waits for it. Raises `LakeError`.
 
-    `patience`: seconds, by default ten.
+    `patience`: seconds to wait; by default ten.
     """
     table = place(path)
     log = DeltaLog(table)

@@ -13,7 +13,7 @@ from walsender_bridge.errors import TusklineError
 def delta_statements(
     root: Place, manifest: Manifest, tables: Mapping[str, CutTable]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The statement for each table of the epoch, by name; and why there is none for the others, whose logs do not show it."""
+    """The statement for each table of the epoch, by name; and why the others, whose logs do not show it, have none."""
     made, without = {}, {}
     for name, table in tables.items():
         folder = root / table.path

@@ -75,7 +75,7 @@ class StageChanges:
     def run(self, batches: Iterator[pa.RecordBatch], attempt: str) -> Staged | None:
         """What is staged: the rows to add, and those to remove; None if there are neither.
 
-        The order of the rows is another one when they are read again, and so are the files: each attempt's have names of their own.
+        When the rows are read again, their order may differ, and so may the files: those of each attempt have names of their own.
         """
         folded: MultisetFold | None = None
         changes = 0

@@ -301,7 +301,7 @@ class ViewWriter:
         return files
 
     def _remove_left(self, work: "_Work", target: Target, files: Sequence[FileInfo]) -> None:
-        """Remove the data files that attempts of tasks have left which are not those whose files are these."""
+        """Remove the data files that other attempts of tasks have left: those of this stage that are not among `files`."""
         wanted = {file.path for file in files}
         for file in files_in(place(target.folder) / "data", Stage.names_from(work.stage.link)):
             is_own = Stage.of(file.name.removeprefix(".")) == work.stage

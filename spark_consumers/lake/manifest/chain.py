@@ -109,7 +109,7 @@ class Manifest:
     link); `stage` is the name that the round's data files carry. `tables` is keyed by `stream.schema.table`, a table's name at
     its source; so is `copies`: copies that are not shown yet, beside the tables that they replace. `views`, by `schema.view`, are of the same epoch, and so are
     `feeds`, by `stream.schema.feed`. `not_copied`: why a table is not in the
-    lake, or why its last copy failed. `answered`: requests that were carried out, by their ids (`requests`).
+    lake, why its last copy failed, or why it does not have its target name. `answered`: requests that were carried out, by their ids (`requests`).
     `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`). `writer`: drawn for the
     takeover; two links of one number are told apart by it, though their writers have chosen the same term. `pins`: the pinned
     epochs by the names of their pins.

@@ -1,7 +1,7 @@
 """Finds the tables that have another name at their source, and gives them that name in the lake: no row is copied. Pure.
 
 PostgreSQL knows a table by its OID, which a rename does not change, and so does the log. (A table that has got the OID of a dropped one is
-noticed by the transaction that created it, `shape`: the earlier one does not follow then, and keeps its name.) In the lake a table is its folder, which has its
+recognized by the transaction that created it, `shape`: then the earlier one does not follow, and keeps its name.) In the lake a table is its folder, which has its
 rows, row index and history; a name only leads to it. So a rename moves the name, with an epoch, and nothing else: an epoch
 that is published keeps its names.
 

@@ -9,8 +9,8 @@ Type modifiers are not compared: where ALTER TYPE changes values (`numeric(10,2)
 table, which `file` and the versions of the columns show on every major. Where it rewrites nothing, no value has changed.
 
 Why no change is missed, even if it is undone before the next poll: OIDs are compared, and the versions of catalog rows (xmin),
-which never return. OIDs return after four billion others, which TOAST values use up, too; so a table is recognized by the
-transaction that created it as well. Why none is repaired twice: the copy has the shape of its own
+which never return. An OID can return after four billion others (TOAST values use them up, too), so the transaction
+that created the table is compared as well. Why none is repaired twice: the copy has the shape of its own
 snapshot, which contains the change, and only polls that begin after the copy are compared.
 """
 

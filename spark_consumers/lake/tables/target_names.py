@@ -1,12 +1,12 @@
-"""Decides under which name each table is in the lake: its target name. Pure.
+"""Decides which name each table has in the lake. Pure.
 
 A table is identified by its name at the source (`stream.schema.table`, the key of `Manifest.tables`): requests, masks, copies and the log know it by that.
-The target name is what readers and other engines see (`Manifest.readable`), and nothing else depends on it. It is the source's, unless
-`[[lake.tables]]` has a `name`.
+Its name in the lake is what readers and other engines see (`Manifest.readable`), and nothing else depends on it. Its target name is the one that it is to have
+there: by the `name` of `[[lake.tables]]`, otherwise the source's.
 
-**Why this is right.** In one link each target name has one table, feed or view: a name is given only where nothing else stays that has it. Several
-names are given at once (two tables may exchange theirs), or refused until nothing more is: a table that is refused keeps the name that it
-has, which may be another's wish, so that is refused, too; each turn refuses one more, so it ends. A new table that is refused has
+**Why this is right.** In one link, each name in the lake is that of one table, feed or view: a name is given only if nothing else keeps it. All names
+are given at once (two tables may exchange theirs), but for those that are refused. A table that is refused keeps the name that it
+has; if that is the target name of another table, this is refused, too. Each turn refuses at least one more table, so the search ends. A new table that is refused has
 none, and is not copied until it can have its name. An epoch that is published keeps its names, as names are given with an epoch.
 """
 
@@ -50,7 +50,7 @@ AS_AT_SOURCES: Final = Targets()
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Names in the lake by names at the source, of those that have one; and why others do not get theirs."""
+    """The names in the lake of the tables that have one, by their names at the source; and why others do not get their target names."""
 
     names: Mapping[str, str]
     refused: Mapping[str, str]
@@ -59,8 +59,8 @@ class Given:
 def given(wanted: Mapping[str, str], before: Mapping[str, str], others: Mapping[str, str]) -> Given:
     """The names of tables (both sides `stream.schema.table`, by the source's name).
 
-    `wanted`: by the configuration. `before`: that they have; a new table has none. `others`: names of views and feeds, and what each is: only
-    a table whose name is the source's own may take one.
+    `wanted`: their target names. `before`: the names that they have; a new table has none. `others`: the names of views and feeds, and what each is:
+    only a table whose target name is that at its source may take one.
     """
     moves = {name: to for name, to in wanted.items() if before.get(name) != to}
     if not moves:
@@ -109,7 +109,7 @@ def others_in(head: Manifest) -> dict[str, str]:
 
 
 def pending(head: Manifest, names: Given) -> dict[str, str]:
-    """The tables of the head that have another name in the lake so far, and which they get."""
+    """The tables of the head that get another name in the lake, and which."""
     in_lake = names_in(head)
     return {n: to for n, to in names.names.items() if in_lake.get(n, to) != to}
 
@@ -133,7 +133,7 @@ def with_names(head: Manifest, names: Given, feed_of: Callable[[str, str], str])
         for full, feed in head.feeds.items()
     }
     if len(feeds) < len(head.feeds):
-        # Some have others' names until these are gone: they begin anew.
+        # One would get the name of another that still has it: they begin again.
         feeds = dict(head.feeds)
     return replace(head, tables=tables, copies=copies, feeds=feeds)
 

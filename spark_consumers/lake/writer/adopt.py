@@ -45,8 +45,6 @@ from spark_consumers.lake.writer.requests import Request
 from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
-#: Why a table is brought level or copied.
-
 
 def request(chain: Chain, log_id: str) -> Request | None:
     """Request durably that the lake continue with this log; None if it belongs to this log already.
