@@ -547,6 +547,7 @@ def test_changes_are_divided_by_columns_whatever_their_names(monkeypatch):
     monkeypatch.setattr(writer, "_remove_left", MagicMock())
     frame = MagicMock()
     frame.columns = ["id", "a.b", "c`d", SIGN]
+    monkeypatch.setattr(writer, "_remove_left", MagicMock())
     what = MagicMock(scratch=""), frame, MagicMock(scratch_name="")
     for most in (None, FEW + 1):
         assert writer._staged(*what, most) is None
