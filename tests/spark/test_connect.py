@@ -15,17 +15,22 @@ from tests.support.lake_pipeline import TABLES, Pipeline
 from tests.support.s3 import BUCKET, KEYS, options_at
 from tests.support.spark_jvm import in_pysparks_home
 from tests.support.spark_server import CLIENT, connect_server, environment, needs_connect
+from tests.support.view_check import VIEWS, assert_views
 
 pytestmark = [pytest.mark.timeout(900), needs_connect]
 
 
 def test_a_lake_and_both_sources_are_read_over_spark_connect(tmp_path, pipeline, database):
+    pipeline.house.close()
+    pipeline.house = pipeline.lakehouse(views=VIEWS)
+    pipeline.flush()
     database.execute(
         "UPDATE docs SET title = 'new' WHERE id = 3",
         "DELETE FROM docs WHERE id = 4",
         "UPDATE pairs SET tags = '{7}' WHERE a = 2",
     )
     snap = pipeline.flush()
+    assert_views(database, snap, VIEWS)
     # The client damages a table at its end.
     expected = {name: rows(frame) for name, frame in snap.items()}
     database.execute("DELETE FROM pairs WHERE a = 1", "DELETE FROM bag WHERE t IS NULL")
@@ -33,6 +38,7 @@ def test_a_lake_and_both_sources_are_read_over_spark_connect(tmp_path, pipeline,
     newest = read(pipeline.spark, pipeline.lake, live=True, log=pipeline.log.address)
     now = {name: rows(frame) for name, frame in newest.items()}
     assert (len(now[f"{STREAM}.public.pairs"]), len(now[f"{STREAM}.public.bag"])) == (1, 4)
+    assert_views(database, newest, VIEWS, counted=False)
     place = tmp_path / "connect"
     place.mkdir()
     with ExportedSnapshot(database.dsn) as exported, connect_server(place) as server:
@@ -55,9 +61,10 @@ def test_a_lake_and_both_sources_are_read_over_spark_connect(tmp_path, pipeline,
     assert found["tables"] == expected
     assert found["live"] == now
     assert found["named"] == expected[f"{STREAM}.public.docs"]
+    assert {*expected} > {f"{STREAM}.{view.name}" for view in VIEWS}
     assert found["views"] == {
-        f"now_public_{name}": len(expected[f"{STREAM}.public.{name}"])
-        for name in ("bag", "docs", "pairs")
+        "now_" + name.removeprefix(f"{STREAM}.").replace(".", "_"): len(there)
+        for name, there in expected.items()
     }
     changes = [
         ("public.bag", "D", None),

@@ -31,29 +31,18 @@ from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_no_orphans
 from tests.support.lake_pipeline import Pipeline
 from tests.support.stack import Stack
-from tests.support.view_check import assert_views, assert_views_of_epoch
+from tests.support.view_check import (
+    BAG,
+    BY_TITLE,
+    FLAT,
+    JOINED,
+    VIEWS,
+    assert_views,
+    assert_views_of_epoch,
+)
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import LakeError
 from walsender_bridge.runtime import fail_point
-
-FLAT = ViewDefinition("views.titles", "SELECT id, title, n * 2 AS twice FROM docs WHERE id <> 3")
-BY_TITLE = ViewDefinition(
-    "views.by_title",
-    "SELECT title, count(*) AS docs, sum(id) AS ids, sum(n), min(id) AS least, max(id) AS most, avg(id) AS mean,"
-    " round(avg(n), 2) AS mean_n, count(body) FILTER (WHERE id > 2) AS bodies FROM docs GROUP BY title",
-)
-TOTAL = ViewDefinition(
-    "views.total", "SELECT count(*) AS docs, sum(n) AS n, max(n) AS most FROM docs"
-)
-JOINED = ViewDefinition(
-    "views.joined",
-    "SELECT d.id, d.title, p.b, p.at FROM docs d JOIN pairs p ON p.a = d.id",
-)
-OUTER = ViewDefinition(
-    "views.outer", "SELECT d.id, p.b FROM docs d LEFT JOIN pairs p ON p.a = d.id"
-)
-BAG = ViewDefinition("views.bag", "SELECT DISTINCT a, t FROM bag")
-VIEWS = (FLAT, BY_TITLE, TOTAL, JOINED, OUTER, BAG)
 
 #: The changes of one epoch each.
 CHANGES = (
@@ -571,6 +560,59 @@ def test_37_what_attempts_of_tasks_leave_is_no_row_of_a_view(pipeline, database,
     # Nor does the next writer take what no snapshot has for rows.
     with_views(pipeline, FLAT, JOINED)
     assert_views(database, pipeline.flush(), (FLAT, JOINED))
+
+
+def test_27_views_are_kept_beside_each_other_and_only_an_attempt_of_its_own_fails_one(
+    wide, database, monkeypatch
+):
+    """A view that takes long holds up those beside it for a while, and neither its time nor its failure is theirs."""
+    # Long enough for one changed row on any machine.
+    endless = replace(ENDLESS, timeout=15.0)
+    database.execute("UPDATE wide SET n = id")
+    with_views(wide, endless, FLAT, BY_TITLE)
+    assert_views(database, wide.flush(), (endless, FLAT, BY_TITLE))
+    beside, alone = [], []
+    attempted, attempt = view_writer.ViewWriter._attempted_beside, view_writer.ViewWriter._attempted
+
+    def attempting_beside(self, work, made):
+        done = attempted(self, work, made)
+        beside.append((work.definition.name, done is not None))
+        return done
+
+    def attempting(self, work, *rest):
+        alone.append(work.definition.name)
+        return attempt(self, work, *rest)
+
+    monkeypatch.setattr(view_writer.ViewWriter, "_attempted_beside", attempting_beside)
+    monkeypatch.setattr(view_writer.ViewWriter, "_attempted", attempting)
+    # However slow this machine is.
+    monkeypatch.setattr(view_attempts, "_BRIEF", 60.0)
+    monkeypatch.setattr(view_attempts, "_BESIDE", 60.0)
+    for number in range(2):
+        alone.clear()
+        database.execute(
+            f"UPDATE wide SET n = -{number} WHERE id = 1",
+            f"UPDATE docs SET n = {number} WHERE id < 4",
+        )
+        assert_views(database, wide.flush(), (endless, FLAT, BY_TITLE))
+    # The first changes were made by each by itself, since the computation may have taken longer.
+    names = {endless.name, FLAT.name, BY_TITLE.name}
+    assert alone == []
+    assert {name for name, done in beside[-3:] if done} == names
+    monkeypatch.setattr(view_attempts, "_BESIDE", 1.0)
+    database.execute(
+        "UPDATE wide SET n = 0 WHERE id < 50000", "UPDATE docs SET title = 'on' WHERE id = 1"
+    )
+    assert_views(database, wide.flush(), (FLAT, BY_TITLE))
+    assert (endless.name, False) in beside[-3:]
+    assert alone[0] == endless.name
+    assert "took longer than 15 s" in reason_of(wide, "endless")
+    # It is not tried beside others again.
+    beside.clear()
+    database.execute("UPDATE docs SET title = 'off' WHERE id = 1")
+    assert_views(database, wide.flush(), (FLAT, BY_TITLE))
+    assert endless.name not in dict(beside)
+    assert_equal_tables(wide)
 
 
 def test_27_changes_of_a_view_of_many_rows_are_folded_by_several_tasks(wide, database):

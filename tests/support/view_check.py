@@ -6,6 +6,28 @@ from decimal import Decimal
 
 import psycopg
 
+from spark_consumers.lake.views.definition import ViewDefinition
+
+#: Of the tables of `lake_pipeline`.
+FLAT = ViewDefinition("views.titles", "SELECT id, title, n * 2 AS twice FROM docs WHERE id <> 3")
+BY_TITLE = ViewDefinition(
+    "views.by_title",
+    "SELECT title, count(*) AS docs, sum(id) AS ids, sum(n), min(id) AS least, max(id) AS most, avg(id) AS mean,"
+    " round(avg(n), 2) AS mean_n, count(body) FILTER (WHERE id > 2) AS bodies FROM docs GROUP BY title",
+)
+TOTAL = ViewDefinition(
+    "views.total", "SELECT count(*) AS docs, sum(n) AS n, max(n) AS most FROM docs"
+)
+JOINED = ViewDefinition(
+    "views.joined",
+    "SELECT d.id, d.title, p.b, p.at FROM docs d JOIN pairs p ON p.a = d.id",
+)
+OUTER = ViewDefinition(
+    "views.outer", "SELECT d.id, p.b FROM docs d LEFT JOIN pairs p ON p.a = d.id"
+)
+BAG = ViewDefinition("views.bag", "SELECT DISTINCT a, t FROM bag")
+VIEWS = (FLAT, BY_TITLE, TOTAL, JOINED, OUTER, BAG)
+
 
 def assert_views(database, snapshot, views, *, counted=True):
     """Every view of the snapshot has the rows that PostgreSQL, which must not change meanwhile, answers now.

@@ -1,6 +1,7 @@
 """Views: which SQL is kept, and how; what an epoch does with a view; by which rows two snapshots differ."""
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -8,15 +9,15 @@ from unittest.mock import MagicMock
 import pyarrow as pa
 import pytest
 
-from spark_consumers.lake.epoch import view_writer
-from spark_consumers.lake.epoch.epoch_changes import columns_of
+from spark_consumers.lake.epoch import view_attempts, view_writer
+from spark_consumers.lake.epoch.epoch_changes import FEW, columns_of
 from spark_consumers.lake.epoch.table_changes import (
     ChangedFile,
     Moved,
     changed_files,
     changes_tasks,
 )
-from spark_consumers.lake.epoch.view_attempts import ViewAttempts
+from spark_consumers.lake.epoch.view_attempts import ViewAttempts, ViewTimeoutError
 from spark_consumers.lake.epoch.view_writer import ViewWriter
 from spark_consumers.lake.format.table_format import ScanFile, Vector
 from spark_consumers.lake.manifest.chain import Manifest
@@ -500,6 +501,44 @@ def test_a_view_whose_table_changed_while_it_waited_is_tried_again():
     assert isinstance(decided(changed, TABLE, TABLE), Compute)
 
 
+def test_only_views_whose_last_attempt_was_brief_are_attempted_beside_others():
+    attempts = ViewAttempts(MagicMock(), MagicMock())
+    view = ViewDefinition("views.v", "SELECT id FROM orders")
+    assert not attempts.is_brief(view)
+    with attempts.attempt(view):
+        pass
+    attempts.succeeded(view, 0.5)
+    assert attempts.is_brief(view)
+    assert not attempts.is_brief(replace(view, sql="SELECT customer FROM orders"))
+    with attempts.attempt(view, beside=True):
+        pass
+    assert attempts.is_brief(view)
+    # What is attempted by itself has failed, or took too long, beside others.
+    with attempts.attempt(view):
+        assert not attempts.is_brief(view)
+    attempts.succeeded(view, 10.0)
+    assert not attempts.is_brief(view)
+
+
+def test_an_attempt_beside_others_is_stopped_soon_and_leaves_no_record(monkeypatch):
+    """If the process ended, nobody could say in which view's attempt."""
+    monkeypatch.setattr(view_attempts, "_BESIDE", 0.01)
+    spark, store = MagicMock(), MagicMock()
+    store.names.return_value = []
+    cancelled = threading.Event()
+    spark.sparkContext.cancelJobsWithTag = lambda _: cancelled.set()
+    view = ViewDefinition("views.v", "SELECT id FROM orders", timeout=600.0)
+
+    def run():
+        with ViewAttempts(spark, store).attempt(view, beside=True):
+            assert cancelled.wait(30)
+            raise RuntimeError("a job was cancelled")
+
+    with pytest.raises(ViewTimeoutError):
+        run()
+    store.replace.assert_not_called()
+
+
 def test_changes_are_divided_by_columns_whatever_their_names(monkeypatch):
     chain = MagicMock()
     chain.store.read.side_effect = FileNotFoundError
@@ -508,5 +547,12 @@ def test_changes_are_divided_by_columns_whatever_their_names(monkeypatch):
     monkeypatch.setattr(writer, "_remove_left", MagicMock())
     frame = MagicMock()
     frame.columns = ["id", "a.b", "c`d", SIGN]
-    assert writer._staged(MagicMock(scratch=""), frame, MagicMock(scratch_name="")) is None
-    frame.repartition.assert_called_once_with("`id`", "`a.b`", "`c``d`")
+    monkeypatch.setattr(writer, "_remove_left", MagicMock())
+    what = MagicMock(scratch=""), frame, MagicMock(scratch_name="")
+    for most in (None, FEW + 1):
+        assert writer._staged(*what, most) is None
+        frame.repartition.assert_called_once_with("`id`", "`a.b`", "`c``d`")
+        frame.reset_mock()
+    # Few rows are one task's as they come.
+    assert writer._staged(*what, FEW) is None
+    frame.repartition.assert_not_called()

@@ -1,5 +1,6 @@
 """The changed rows of an epoch's tables, for its views: each is found and read once, however many views need it."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,14 +23,14 @@ from spark_consumers.lake.views.translate import Translation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Rows that are sent to all executors.
-_BROADCAST = 100_000
+#: Rows that are few: they are sent to all executors, or are one task's.
+FEW = 100_000
 
 
 class EpochChanges:
     """What an epoch changes in its tables, from those of `before` to those of `after`, as these views need it.
 
-    `moves`: the rows that it has only moved into other data files, by the table's name.
+    `moves`: the rows that it has only moved into other data files, by the table's name. Safe to use from several threads.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class EpochChanges:
         self._views = views
         self._files: dict[str, list[ChangedFile] | None] = {}
         self._frames: dict[str, DataFrame] = {}
+        self._lock = threading.RLock()
 
     def files(self, name: str) -> list[ChangedFile] | None:
         """The data files with a table's changed rows; None if data files alone do not tell."""
-        if name not in self._files:
-            self._files[name] = self._found(name)
-        return self._files[name]
+        with self._lock:
+            if name not in self._files:
+                self._files[name] = self._found(name)
+            return self._files[name]
 
     def _found(self, name: str) -> list[ChangedFile] | None:
         old, new = self._before[name], self._after[name]
@@ -72,9 +75,10 @@ class EpochChanges:
 
     def frame(self, name: str) -> "DataFrame":
         """A table's changed rows with their signs (`SIGN`), in the columns that the views need."""
-        if name not in self._frames:
-            self._frames[name] = self._read(name).persist()
-        return sent(self._frames[name], sum(file.rows for file in self.files(name) or ()))
+        with self._lock:
+            if name not in self._frames:
+                self._frames[name] = self._read(name).persist()
+            return sent(self._frames[name], sum(file.rows for file in self.files(name) or ()))
 
     def _read(self, name: str) -> "DataFrame":
         table = self._after[name]
@@ -85,7 +89,9 @@ class EpochChanges:
         # Rows without a column would not be counted.
         schema = pa.schema([f for f in own if f.name in wanted] or own[:1])
         tasks = changes_tasks(path, self.files(name) or (), schema, SIGN)
-        return frame_of(self._spark, schema.append(pa.field(SIGN, pa.int32())), tasks)
+        frame = frame_of(self._spark, schema.append(pa.field(SIGN, pa.int32())), tasks)
+        # Spark does not know that one task's rows are together, and would shuffle them to have them so.
+        return frame.coalesce(1) if len(tasks) == 1 else frame
 
     def close(self) -> None:
         """Forget the rows."""
@@ -98,7 +104,7 @@ def sent(frame: "DataFrame", rows: int) -> "DataFrame":
     """The frame, which has so many rows: sent to all executors if these are few, so that what it is joined with is not shuffled."""
     from pyspark.sql.functions import broadcast
 
-    return broadcast(frame) if rows <= _BROADCAST else frame
+    return broadcast(frame) if rows <= FEW else frame
 
 
 def columns_of(table: str, columns: Sequence[str], views: Sequence[Translation]) -> set[str]:

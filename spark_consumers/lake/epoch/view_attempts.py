@@ -26,6 +26,10 @@ from walsender_bridge.runtime import logs
 _FOLDER: Final = f"{STATE}/views"
 #: Seconds after which an attempt has its record.
 _LONG: Final = 5.0
+#: Seconds that an attempt beside others may take: it leaves no record, since nobody could say which of them had ended the process.
+_BESIDE: Final = _LONG
+#: Attempts that took less are made beside others the next time.
+_BRIEF: Final = 2.0
 #: Seconds between two calls that cancel an attempt's jobs: one between two of its jobs is not noticed.
 _AGAIN: Final = 1.0
 
@@ -44,6 +48,8 @@ class ViewAttempts:
         self._store = store
         self._began = time.monotonic()
         self._failed: dict[str, Failed] = {}
+        #: Views whose attempts are brief, and their definitions.
+        self._brief: dict[str, ViewDefinition] = {}
 
     @cached_property
     def _deaths(self) -> dict[str, tuple[str, int]]:
@@ -74,16 +80,24 @@ class ViewAttempts:
         self._failed[view.name] = made
         return of_query or made.count >= patience.FAILURES
 
-    def succeeded(self, view: ViewDefinition) -> None:
-        """Forget the view's failures."""
+    def is_brief(self, view: ViewDefinition) -> bool:
+        """Whether its last attempt took so little time that this one may be made beside others."""
+        return self._brief.get(view.name) == view
+
+    def succeeded(self, view: ViewDefinition, took: float) -> None:
+        """Forget the view's failures. `took`: seconds of the attempt."""
+        if took < _BRIEF:
+            self._brief[view.name] = view
         self._failed.pop(view.name, None)
         if self._deaths.pop(view.name, None) is not None:
             self._store.remove(f"{_FOLDER}/{view.name}")
 
     @contextmanager
-    def attempt(self, view: ViewDefinition) -> Iterator[None]:
-        """Run the view's queries. Raises `ViewTimeoutError` if they take longer than the view may."""
-        watch = _Watch(self._spark, self._store, view, self._deaths.get(view.name))
+    def attempt(self, view: ViewDefinition, *, beside: bool = False) -> Iterator[None]:
+        """Run the view's queries. Raises `ViewTimeoutError` if they take longer than the view may; or, `beside` others, than such an attempt may."""
+        if not beside:
+            self._brief.pop(view.name, None)
+        watch = _Watch(self._spark, self._store, view, self._deaths.get(view.name), beside=beside)
         try:
             yield
         except Exception:
@@ -103,9 +117,12 @@ class _Watch:
         store: LakeStore,
         view: ViewDefinition,
         before: tuple[str, int] | None,
+        *,
+        beside: bool,
     ) -> None:
         self._context = spark.sparkContext
         self._store, self._view, self._before = store, view, before
+        self._beside = beside
         self._tag = f"tuskline-view-{uuid.uuid4().hex}"
         self._done = threading.Event()
         self.is_over = False
@@ -122,16 +139,23 @@ class _Watch:
 
     def _run(self) -> None:
         limit = self._view.timeout
-        if self._done.wait(min(_LONG, limit)):
+        if self._done.wait(min(_BESIDE if self._beside else _LONG, limit)):
+            return
+        if self._beside:
+            self._stop()
             return
         with self._recorded():
             if self._done.wait(max(0.0, limit - _LONG)):
                 return
-            self.is_over = True
             log.warning("view is stopped", view=self._view.name, seconds=limit)
-            while not self._done.is_set():
-                self._context.cancelJobsWithTag(self._tag)
-                self._done.wait(_AGAIN)
+            self._stop()
+
+    def _stop(self) -> None:
+        """Cancel the attempt's jobs until it has ended."""
+        self.is_over = True
+        while not self._done.is_set():
+            self._context.cancelJobsWithTag(self._tag)
+            self._done.wait(_AGAIN)
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:

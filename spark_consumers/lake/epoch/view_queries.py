@@ -1,5 +1,6 @@
 """Statements over DataFrames, for the views of an epoch."""
 
+import threading
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class ViewQueries:
-    """Runs statements over DataFrames, which have temporary views of their own until `close`.
+    """Runs statements over DataFrames, which have temporary views of their own until `close`. Safe to use from several threads.
 
     `spark.sql(text, name=frame)` would drop them at once, and whoever drops a temporary view has the rows of its DataFrame
     removed from the cache.
@@ -20,6 +21,7 @@ class ViewQueries:
         self._names: dict[int, str] = {}
         #: Kept, so that no other one gets its identity.
         self._frames: list[DataFrame] = []
+        self._lock = threading.Lock()
 
     def query(self, text: str, frames: Mapping[str, "DataFrame"]) -> "DataFrame":
         """The statement with these frames in the places `{name}`."""
@@ -27,11 +29,12 @@ class ViewQueries:
         return self._spark.sql(text.format(**{n: self._name(frame) for n, frame in used.items()}))
 
     def _name(self, frame: "DataFrame") -> str:
-        if id(frame) not in self._names:
-            self._frames.append(frame)
-            name = self._names[id(frame)] = f"tuskline_{uuid.uuid4().hex}"
-            frame.createOrReplaceTempView(name)
-        return self._names[id(frame)]
+        with self._lock:
+            if id(frame) not in self._names:
+                self._frames.append(frame)
+                name = self._names[id(frame)] = f"tuskline_{uuid.uuid4().hex}"
+                frame.createOrReplaceTempView(name)
+            return self._names[id(frame)]
 
     def close(self) -> None:
         """Drop the temporary views."""

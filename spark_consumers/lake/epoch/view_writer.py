@@ -7,6 +7,7 @@ fenced and cleaned up as any other; only the link shows it.
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumers.lake.catalog.open_catalog import for_reading
 from spark_consumers.lake.epoch.arranged import arranged, by_position
-from spark_consumers.lake.epoch.epoch_changes import EpochChanges, sent
+from spark_consumers.lake.epoch.epoch_changes import FEW, EpochChanges, sent
 from spark_consumers.lake.epoch.new_tables import NewTables
 from spark_consumers.lake.epoch.stage import Staged, joined
 from spark_consumers.lake.epoch.table_changes import ChangedFile, Moved, count
@@ -55,7 +56,7 @@ from spark_consumers.lake.views.plan import (
 )
 from spark_consumers.lake.views.spark_functions import prepare
 from spark_consumers.lake.views.translate import BaseTable, Translation, base_tables, translate
-from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.errors import NotSupportedError, TusklineError
 from walsender_bridge.postgres.table_layout import LayoutRule
 from walsender_bridge.runtime import logs
 
@@ -63,6 +64,10 @@ log = logs.logger()
 
 #: SQLSTATE classes of errors that a query has for the values that it meets, or for its text.
 _OF_QUERY = ("22", "42")
+#: Views to which changes are applied at the same time: their queries are planned, and wait, more than they compute.
+_THREADS = 4
+#: In the names of the files of attempts beside others.
+_BESIDE = "beside"
 #: How Spark says that a data file of a table is damaged, which no attempt mends.
 _OF_DAMAGE = ("CorruptError: ", "ChecksumException: ")
 
@@ -103,6 +108,8 @@ class _Work:
     version: int
     stage: Stage
     scratch: str
+    #: What the names of its data files have behind the stage's.
+    part: str = ""
 
 
 class _Done(NamedTuple):
@@ -168,13 +175,64 @@ class ViewWriter:
             usable,
         )
         with closing(changes), closing(ViewQueries(self._spark)) as queries:
-            for definition, translation in zip(self._definitions, made, strict=True):
-                work = _Work(definition, head, tables, changes, queries, version, stage, scratch)
-                self._staged_view(work, translation, found)
+            works = [
+                _Work(each, head, tables, changes, queries, version, stage, scratch)
+                for each in self._definitions
+            ]
+            done = self._applied_beside(works, made)
+            for work, translation in zip(works, made, strict=True):
+                self._staged_view(work, translation, found, done.get(work.definition.name))
         return found
 
+    def _applied_beside(
+        self, works: Sequence["_Work"], made: Sequence[Translation | NotSupportedError]
+    ) -> dict[str, "_Done"]:
+        """Apply the changes to several views at a time, those for which it took little time before; what is done for these.
+
+        What fails here, or takes longer than such an attempt may, is attempted again by itself, and only that attempt counts: its time, its
+        error and its end are the view's own.
+        """
+        chosen = [
+            (work, each)
+            for work, each in zip(works, made, strict=True)
+            if isinstance(each, Translation) and self._attempts.is_brief(work.definition)
+        ]
+        if len(chosen) < 2:  # one is beside no other
+            return {}
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="views") as pool:
+            attempts = pool.map(lambda each: self._attempted_beside(*each), chosen)
+            names = [work.definition.name for work, _ in chosen]
+            return {name: done for name, done in zip(names, attempts, strict=True) if done}
+
+    def _attempted_beside(self, work: "_Work", made: Translation) -> "_Done | None":
+        before, action = self._decided(work, made)
+        if not isinstance(action, Apply) or self._attempts.waiting(work.definition) is not None:
+            return None
+        view = _described(before, work.definition, made)
+        # A task that is cancelled may write for a while longer: its files have names of their own.
+        own = replace(work, part=f"-{_BESIDE}", scratch=f"{work.scratch}/{_BESIDE}")
+        try:
+            with self._attempts.attempt(work.definition, beside=True):
+                changes = self._applicable(own, made, action)
+                return None if changes is None else self._apply(own, view, made, changes)
+        except (ViewTimeoutError, TusklineError, PySparkException) as error:
+            log.debug("view is attempted by itself", view=work.definition.name, reason=str(error))
+            return None
+
+    def _decided(self, work: "_Work", made: Translation) -> tuple[ViewVersion | None, Action]:
+        """The view in the head, and what becomes of it."""
+        name = work.definition.name
+        before = work.head.views.get(name)
+        full = _described(before, work.definition, made).full_name(name)
+        taken = any(full == (table.lake_name or each) for each, table in work.tables.items())
+        return before, decide(before, made, work.head.tables, work.tables, taken=taken)
+
     def _staged_view(
-        self, work: "_Work", made: Translation | NotSupportedError, found: StagedViews
+        self,
+        work: "_Work",
+        made: Translation | NotSupportedError,
+        found: StagedViews,
+        done: "_Done | None",
     ) -> None:
         name, head = work.definition.name, work.head
         before = head.views.get(name)
@@ -182,7 +240,7 @@ class ViewWriter:
             text = f"{made.what}; {made.repair}" if made.repair else made.what
             found.views[name] = _stale(before, work.definition, head, text)
         else:
-            self._keep(work, before, made, found)
+            self._keep(work, made, found, done)
 
     def _refused_session(self) -> NotSupportedError | None:
         """Why no view can be kept in this session."""
@@ -208,19 +266,18 @@ class ViewWriter:
         return before[1]
 
     def _keep(
-        self, work: "_Work", before: ViewVersion | None, made: Translation, found: StagedViews
+        self, work: "_Work", made: Translation, found: StagedViews, beside: "_Done | None"
     ) -> None:
-        name, head, tables = work.definition.name, work.head, work.tables
+        name = work.definition.name
+        before, action = self._decided(work, made)
         view = _described(before, work.definition, made)
         full = view.full_name(name)
-        taken = any(full == (table.lake_name or each) for each, table in tables.items())
-        action = decide(before, made, head.tables, tables, taken=taken)
-        done = self._attempted(work, view, made, action)
+        done = beside or self._attempted(work, view, made, action)
         if isinstance(done, Stale):
-            found.views[name] = _stale(before, work.definition, head, done.reason)
+            found.views[name] = _stale(before, work.definition, work.head, done.reason)
             return
         table, target, staged = done
-        paths = tuple(tables[each].path for each in made.tables)
+        paths = tuple(work.tables[each].path for each in made.tables)
         found.views[name] = replace(view, table=table, paths=paths, reason="")
         if staged is not None and target is not None:
             found.targets[full], found.staged[full] = target, staged
@@ -246,16 +303,15 @@ class ViewWriter:
             if not self._attempts.failed(definition, reason, took, of_query=is_of_query):
                 raise
             return Stale(reason)
-        self._attempts.succeeded(definition)
+        self._attempts.succeeded(definition, time.monotonic() - began)
         return done
 
     def _carried_out(
         self, work: "_Work", view: ViewVersion, made: Translation, action: Compute | Apply
     ) -> "_Done":
         if isinstance(action, Apply):
-            changes = self._changes(work, made, action.changed)
-            rows = sum(work.tables[made.tables[number]].rows for number in action.changed)
-            if changes is not None and not is_too_much(count(changes), rows):
+            changes = self._applicable(work, made, action)
+            if changes is not None:
                 return self._apply(work, view, made, changes)
             action = Compute("most rows, or the columns, of its tables have changed")
         return self._compute(work, view, made, action)
@@ -315,17 +371,18 @@ class ViewWriter:
 
     # -- changes ----------------------------------------------------------------------------------------
 
-    def _changes(
-        self, work: "_Work", made: Translation, changed: Sequence[int]
+    def _applicable(
+        self, work: "_Work", made: Translation, action: Apply
     ) -> dict[str, list[ChangedFile]] | None:
-        """The data files with changed rows of these tables, by name; None if data files alone do not tell."""
+        """The data files with changed rows of these tables, by name; None if data files alone do not tell, or if the rows are too many."""
         found = {}
-        for name in {made.tables[number] for number in changed}:
+        for name in {made.tables[number] for number in action.changed}:
             files = work.changes.files(name)
             if files is None:
                 return None
             found[name] = files
-        return found
+        rows = sum(work.tables[made.tables[number]].rows for number in action.changed)
+        return None if is_too_much(count(found), rows) else found
 
     def _apply(
         self,
@@ -347,15 +404,17 @@ class ViewWriter:
         union = terms[0]
         for term in terms[1:]:
             union = union.unionAll(term)
+        # How many rows the union has at most, if that is known: a join may multiply them.
+        most = count(changes) if len(made.tables) == 1 else None
         cached: list[DataFrame] = []
         try:
             frame = (
                 union
                 if isinstance(form, Flat)
-                else self._of_groups(work, made, form, table, union, cached)
+                else self._of_groups(work, made, form, table, union, most, cached)
             )
             target = self._target(work, view, made, table)
-            staged = self._staged(work, frame, target)
+            staged = self._staged(work, frame, target, most)
         finally:
             for each in cached:
                 each.unpersist()
@@ -363,12 +422,15 @@ class ViewWriter:
             check_rows(table.rows + staged.added, work.definition.max_rows)
         return _Done(table, target, staged)
 
-    def _staged(self, work: "_Work", frame: DataFrame, target: Target) -> Staged | None:
-        """The rows with signs, staged: equal ones by one task."""
+    def _staged(
+        self, work: "_Work", frame: DataFrame, target: Target, most: int | None
+    ) -> Staged | None:
+        """The rows with signs, staged: equal ones by one task. Few rows, by one task without a shuffle."""
         record = f"{work.scratch}/{target.scratch_name}-view.pickle"
         # Spark takes a dot in a name that is not quoted for one of a struct's fields.
         names = ["`" + name.replace("`", "``") + "`" for name in frame.columns if name != SIGN]
-        parts = frame.repartition(*names)
+        is_few = most is not None and most <= FEW
+        parts = frame.coalesce(1) if is_few else frame.repartition(*names)
         task = StageChanges(target, work.scratch, work.definition.max_rows)
         made: list[Staged | None] = sink(parts, task, record)
         staged = [each for each in made if each is not None]
@@ -382,26 +444,28 @@ class ViewWriter:
         form: Grouped,
         table: TableVersion,
         union: DataFrame,
+        most: int | None,
         cached: list[DataFrame],
     ) -> DataFrame:
-        """The rows of the view's table that are removed and added, with their signs."""
-        cached.append(union.cache())
-        groups = work.queries.query(form.changed_groups, {"u": union}).cache()
-        cached.append(groups)
-        frames = {"d": sent(groups, groups.count()), "v": self._read(table)}
-        removed = work.queries.query(form.removed, frames)
-        again: DataFrame | None = None
-        if form.unknown:
-            unknown = work.queries.query(form.unknown, frames).cache()
-            cached.append(unknown)
-            again = unknown if unknown.head(1) else None
-        if again is None:
-            return removed.unionAll(work.queries.query(form.added(but=False), frames))
-        frames["r"] = sent(again, again.count())
-        computed = work.queries.query(
-            form.again, {**self._frames(work.tables, made), "r": frames["r"]}
-        )
-        return removed.unionAll(work.queries.query(form.added(but=True), frames)).unionAll(computed)
+        """The rows of the view's table that are removed and added, with their signs. `most`: rows of the union."""
+
+        def kept(frame: DataFrame) -> DataFrame:
+            cached.append(frame.cache())
+            return frame
+
+        query = work.queries.query
+        if not form.unknown:
+            groups = query(form.changed_groups, {"u": union})
+            return query(form.replaced, {"d": groups, "v": self._read(table)})
+        groups = kept(query(form.changed_groups, {"u": kept(union)}))
+        frames = {"d": sent(groups, most or groups.count()), "v": self._read(table)}
+        unknown = kept(query(form.unknown, frames))
+        if not (several := unknown.count()):
+            return query(form.replaced, frames)
+        frames["r"] = sent(unknown, several)
+        computed = query(form.again, {**self._frames(work.tables, made), "r": frames["r"]})
+        removed, added = query(form.removed, frames), query(form.added, frames)
+        return removed.unionAll(added).unionAll(computed)
 
     # -- frames -----------------------------------------------------------------------------------------
 
@@ -438,7 +502,7 @@ class ViewWriter:
             Target.of(
                 full,
                 table,
-                f"{path}/data/{work.stage}",
+                f"{path}/data/{work.stage}{work.part}",
                 made.columns,
                 self._format.schemas(path)[1],
             ),

@@ -36,14 +36,16 @@ class Item:
     type: SqlType
 
     @property
+    def value(self) -> str:
+        """The expression, with its type."""
+        if self.type.kind.name == "OPAQUE":
+            return self.text
+        return f"CAST({self.text} AS {self.type.spark})"
+
+    @property
     def selected(self) -> str:
         """As SELECT has it."""
-        text = (
-            self.text
-            if self.type.kind.name == "OPAQUE"
-            else f"CAST({self.text} AS {self.type.spark})"
-        )
-        return f"{text} AS {quoted(self.name)}"
+        return f"{self.value} AS {quoted(self.name)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,28 @@ class Grouped:
         return text
 
     @property
+    def replaced(self) -> str:
+        """The rows in the view's table `{v}` of the changed groups `{d}`, and the rows that take their place: `removed` and `added` in one.
+
+        Each group comes twice, with either sign, so that both tables are read once.
+        """
+        stored = (*self.items, *self.hidden)
+        before = [f"v.{quoted(item.name)} AS old{i}" for i, item in enumerate(stored)]
+        states = [*(f"d.{g.name}" for g in self.groups), *(s.merged for s in self.states)]
+        both = (
+            f"SELECT {_list([*states, *before])}, explode(array(-1, 1)) AS {_SIGN}"
+            f" FROM {{d}} AS d LEFT JOIN {{v}} AS v ON {self._of_view()}"
+        )
+        count = next(i for i, item in enumerate(stored) if item.name == HIDDEN + "n")
+        living = "TRUE" if self.is_global else "n > 0"
+        chosen = [
+            f"CASE WHEN {_SIGN} < 0 THEN old{i} ELSE {item.value} END AS {quoted(item.name)}"
+            for i, item in enumerate(stored)
+        ]
+        there = f"CASE WHEN {_SIGN} < 0 THEN old{count} IS NOT NULL ELSE {living} END"
+        return f"SELECT {_list(chosen)}, {_SIGN} FROM ({both}) AS s WHERE {there}"
+
+    @property
     def removed(self) -> str:
         """The rows in the view's table `{v}` of the changed groups `{d}`."""
         return f"SELECT {self._stored_names('v')}, -1 AS {_SIGN} FROM {{v}} AS v JOIN {{d}} AS d ON {self._of_view()}"
@@ -194,14 +218,15 @@ class Grouped:
         some = " OR ".join(reached)
         return f"SELECT {names} FROM {{d}} AS d JOIN {{v}} AS v ON {self._of_view()} WHERE ({some})"
 
-    def added(self, *, but: bool) -> str:
-        """The rows of the changed groups `{d}` as they are now; `but`: without the groups `{r}`, which are computed again."""
+    @property
+    def added(self) -> str:
+        """The rows of the changed groups `{d}` as they are now, without the groups `{r}`, which are computed again."""
         names = [g.name for g in self.groups]
         states = _list([*(f"d.{name}" for name in names), *(s.merged for s in self.states)])
-        text = f"SELECT {states} FROM {{d}} AS d LEFT JOIN {{v}} AS v ON {self._of_view()}"
-        if but:
-            text += f" LEFT ANTI JOIN {{r}} AS r ON {_same('d', 'r', names)}"
-        return self._living(text)
+        return self._living(
+            f"SELECT {states} FROM {{d}} AS d LEFT JOIN {{v}} AS v ON {self._of_view()}"
+            f" LEFT ANTI JOIN {{r}} AS r ON {_same('d', 'r', names)}"
+        )
 
     @property
     def again(self) -> str:
