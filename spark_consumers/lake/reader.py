@@ -326,7 +326,11 @@ class Snapshot(Mapping[str, "DataFrame"]):
         if view is not None:
             return frame.drop(*view.hidden)
         frame = frame if table.key else frame.drop(ROW_ID)
-        return frame if self._tail is None else self._tail.merged(self._at_sources[full], frame)
+        # A feed is of no source.
+        source = self._at_sources.get(full)
+        if self._tail is None or source is None:
+            return frame
+        return self._tail.merged(source, frame)
 
     def _computed(self, view: ViewVersion) -> "DataFrame":
         """The rows of a view over this snapshot's tables: a live read has it computed by the query that reads it."""

@@ -187,6 +187,8 @@ BEGIN
             HINT = 'A role that may write to a published table may wait for it.';
     END IF;
     IF token IS NULL THEN
+        -- Nothing is committed that a standby, or the commit gate, could be waited for; but reads may write WAL, too.
+        PERFORM set_config('synchronous_commit', 'local', true);
         RETURN txid_current();
     END IF;
     RETURN tuskline.committed(token);
@@ -262,18 +264,27 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT current_setting('server_version_num')::integer < 130005
 $$;
 
--- Where sessions ask by a lock: an advisory one, shared, until the end of the transaction. Drivers look for it (marked.sql).
+-- Where sessions ask by a lock: an advisory one, shared, until the end of the transaction. Drivers look for it (marked.sql). Anyone may
+-- hold the same one, exclusively: it is not waited for.
 CREATE OR REPLACE FUNCTION tuskline.mark(kind text, xid bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF tuskline.marks() THEN
-        PERFORM pg_advisory_xact_lock_shared(CASE kind WHEN 'flush' THEN 1953854315 ELSE 1953854316 END,
-                                             (xid & 4294967295)::bit(32)::integer);
+        PERFORM pg_try_advisory_xact_lock_shared(CASE kind WHEN 'flush' THEN 1953854315 ELSE 1953854316 END,
+                                                 (xid & 4294967295)::bit(32)::integer);
     END IF;
 END
 $$;
 
--- One look of a wait: whether it is over. `ask`: remind the drivers. Raises TK001 at the deadline.
+-- Milliseconds until then, as a timeout has them: 1 to 2147483647.
+CREATE OR REPLACE FUNCTION tuskline.milliseconds_until(deadline timestamptz) RETURNS integer
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN NOT isfinite(deadline) THEN 2147483647
+                ELSE least(greatest(extract(epoch FROM deadline - clock_timestamp()) * 1000, 1), 2147483647)::integer END
+$$;
+
+-- One look of a wait: whether it is over. `ask`: remind the drivers. Raises TK001 at the deadline. A COMMIT with a notification takes a
+-- lock, which another session's COMMIT may hold for as long as it waits for a standby: `lock_timeout` ends that at the deadline.
 CREATE OR REPLACE FUNCTION tuskline.wait_look(kind text, xid bigint, lake text, deadline timestamptz, ask boolean)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -295,6 +306,10 @@ BEGIN
                     'need not be waited for.'
                 ELSE '`tuskline status` shows the state of the log and the lake. Wait again, with a longer timeout.' END;
     ELSIF ask AND NOT tuskline.marks() THEN
+        PERFORM set_config('lock_timeout', tuskline.milliseconds_until(deadline)::text, true)
+        WHERE tuskline.milliseconds_until(deadline) < (
+            SELECT coalesce(nullif(s.setting::bigint, 0), 2147483647) FROM pg_settings AS s WHERE s.name = 'lock_timeout');
+        PERFORM set_config('synchronous_commit', 'local', true);
         PERFORM pg_notify('tuskline_flush', format('%s %s', kind, xid));
     END IF;
     RETURN false;

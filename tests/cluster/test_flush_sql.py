@@ -378,6 +378,58 @@ def test_a_lock_of_a_published_table_does_not_outlast_the_timeout_of_a_wait(
 
 
 @each_major
+def test_a_lock_that_anyone_may_take_does_not_outlast_the_timeout_of_a_wait(
+    attached: Database, driver: Driver
+) -> None:
+    driver.shows_all()
+    with attached.connect() as other, psycopg.connect(attached.dsn, autocommit=True) as connection:
+        # Those by which sessions ask before 13, of the next transactions.
+        other.execute(
+            "SELECT pg_advisory_lock(1953854315, (txid_current() + n)::int) FROM generate_series(0, 99) AS n"
+        )
+        connection.execute("SET statement_timeout = '10s'")
+        with pytest.raises(psycopg.Error) as caught:
+            connection.execute("CALL tuskline.wait_flush(NULL, '0.3s')")
+    assert caught.value.sqlstate == "TK001"
+
+
+def test_commits_that_wait_for_a_standby_do_not_outlast_the_timeout_of_a_wait(
+    make_server: MakeServer,
+) -> None:
+    """As while the commit gate is closed."""
+    server = make_server(wal_log_hints="on")
+    server.start()
+    shop = Database("postgres", server)
+    shop.execute("CREATE TABLE orders (id int PRIMARY KEY, note text)")
+    init(source_of(shop))
+    with Driver(shop) as driver, psycopg.connect(shop.dsn, autocommit=True) as connection:
+        connection.execute("SET statement_timeout = '10s'")
+        # The first read of a row writes WAL, so the transaction has some, and would wait.
+        driver.report(stage="log", reason="none")
+        shop.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        shop.execute("SELECT pg_reload_conf()", "SELECT pg_sleep(0.2)", "CHECKPOINT")
+        with pytest.raises(psycopg.Error) as caught:
+            connection.execute("CALL tuskline.wait_flush(NULL, '0.3s')")
+        assert caught.value.sqlstate == "TK001"
+        # A transaction that has sent a notification holds the lock for it until a standby has its WAL.
+        with shop.connect() as other, ThreadPoolExecutor(1) as pool:
+            other.autocommit = False
+            other.execute("INSERT INTO orders VALUES (1, 'a')")
+            other.execute("NOTIFY other")
+            held = pool.submit(other.commit)
+            try:
+                waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+                wait_for(lambda: run(server, waits), 10, "the commit waits")
+                with pytest.raises(psycopg.Error) as caught:
+                    connection.execute("CALL tuskline.wait_flush(NULL, '0.3s')")
+            finally:
+                run(server, f"SELECT pg_cancel_backend({other.info.backend_pid})")
+            assert caught.value.sqlstate == "55P03"
+            assert connection.execute("SHOW lock_timeout").fetchone() == ("0",)
+            held.result(10)
+
+
+@each_major
 def test_a_role_may_wait_for_a_partition_or_a_schema_that_it_writes_to(shop: Database) -> None:
     role = f"{shop.name}_writer"
     shop.execute(

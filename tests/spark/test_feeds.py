@@ -260,13 +260,19 @@ def test_a_stream_over_a_feed_has_each_change_once(fed, database, spark, tmp_pat
 
 
 def test_a_live_read_leaves_feeds_out_by_name(fed, database):
-    fed.flush()
+    epoch = fed.flush()
+    # The epoch has all changes of the log: feeds are as there.
+    live = read(fed.spark, fed.lake, live=True, log=fed.log.address)
+    assert live.tables == epoch.tables
+    assert live["docs_changes"].count() == epoch["docs_changes"].count()
     database.execute("INSERT INTO docs (id) VALUES (77)")
     fed.barrier()
     live = read(fed.spark, fed.lake, live=True, log=fed.log.address)
     assert {name.rpartition(".")[2] for name in live.tables} == set(KEYS)
     with pytest.raises(LakeError, match="a live read has no feeds"):
         live["docs_changes"]
+    live = read(fed.spark, fed.lake, live=True, log=fed.log.address, allow_stale=True)
+    assert live["docs_changes"].count() == epoch["docs_changes"].count()
 
 
 def test_a_feed_that_its_table_cannot_have_stops_nothing_else(spark, tmp_path, database):

@@ -1,6 +1,9 @@
 """What a scrape, and `status`, say of tables that do not follow and of copies that are under way."""
 
+from dataclasses import replace
+
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
+from spark_consumers.lake.manifest.view_version import ViewVersion
 from spark_consumers.lake.status import CopyStatus
 from walsender_bridge.observability import metrics
 from walsender_bridge.observability.observation import Observation
@@ -37,3 +40,22 @@ def test_held_tables_and_copies_are_told():
     assert samples["tuskline_lake_copy_bytes", "shop.public.b"] == 600
     assert samples["tuskline_lake_copy_pieces_done", "shop.public.b"] == 1
     assert "table shop.public.a holds the epochs back: it lost t" in seen.problems
+
+
+def test_a_view_with_the_name_that_a_table_has_at_its_source_has_samples_of_its_own():
+    table = replace(HELD, lake_name="shop.raw.a")
+    view = ViewVersion("SELECT", table=replace(HELD, rows=4), tables=("shop.public.a",))
+    lake = Manifest(
+        *("lake", 9, 40, 39, 2, 0.0),
+        tables={"shop.public.a": table},
+        views={"public.a": view},
+    )
+    assert {*lake.readable} == {"shop.raw.a", "shop.public.a"}
+    seen = Observation(at=0.0, up=None, processes=[], sources=[], log=None, lake=lake)
+    rows = [
+        (sample.labels["table"], sample.value)
+        for metric in metrics._lake(seen)
+        for sample in metric.samples
+        if sample.name == "tuskline_lake_table_rows"
+    ]
+    assert sorted(rows) == [("shop.public.a", 10), ("shop.public.a (in the lake)", 4)]

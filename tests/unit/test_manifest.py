@@ -373,6 +373,16 @@ def test_tables_of_a_lake_of_format_6_that_were_not_copied_are_found(chain):
     assert chain.head().not_copied == {"shop.public.x": "permission denied"}
 
 
+@pytest.mark.parametrize("of", ["tables", "streams", "link"])
+def test_a_member_that_only_a_newer_version_knows_is_no_damage(of):
+    record = json.loads(json.dumps(first().to_json()))
+    inner = record if of == "link" else next(iter(record[of].values()))
+    inner["of_a_newer_version"] = 1
+    with pytest.raises(NotSupportedError, match="a newer version has written the lake") as caught:
+        Manifest.from_json(record, "1.json")
+    assert caught.value.repair == "install a newer tuskline"
+
+
 def test_a_newer_format_is_refused_by_name(chain):
     grow(chain, [1])
     path = Record(chain, "epochs/00000000000000000001.json")

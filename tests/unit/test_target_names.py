@@ -67,6 +67,8 @@ def test_a_target_name_is_a_template(pattern, template, name, expected) -> None:
         ("public.a", "s.{table}{table}", "is not a name"),
         ("public.*", "sales.orders", r"matches several tables: write \{table\} in it"),
         ("public.a*", "orders", r"matches several tables"),
+        ("public.a", "s." + "x" * 64, "is too long: write at most 63"),
+        ("public.a", "x" * 31 + "{schema}.a", "or 30 around a placeholder"),
         ("*.orders", "sales.orders", r"matches several schemas: write \{schema\} in it"),
     ],
 )

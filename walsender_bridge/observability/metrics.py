@@ -447,6 +447,9 @@ def _lake(seen: Observation) -> Iterator[Metric]:
         at_sources = seen.lake.at_sources
         for full, table in seen.lake.readable.items():
             name = at_sources.get(full, full)
+            if full not in at_sources and full in seen.lake.tables:
+                # A view or feed with the name that a table has only at its source: two samples of one name are none.
+                name = f"{full} (in the lake)"
             rows.add_metric([name], table.rows)
             quarantined.add_metric([name], table.quarantined_rows - table.skipped_rows)
             skipped.add_metric([name], table.skipped_rows)

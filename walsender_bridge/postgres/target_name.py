@@ -14,6 +14,10 @@ _SCHEMA: Final = "{schema}"
 _TABLE: Final = "{table}"
 #: What is around these: the name of a folder and of a table in any engine's SQL.
 _AROUND: Final = re.compile(r"[A-Za-z0-9_]*")
+#: Characters of a part without the table's own name, and around that: a name of 63 bytes may have three times as many in a folder's name,
+#: which ends at 255, behind what is added for a feed and a copy.
+_LONGEST: Final = 63
+_LONGEST_AROUND: Final = 30
 
 
 def parse_name(given: str, pattern: Pattern) -> str:
@@ -30,6 +34,12 @@ def parse_name(given: str, pattern: Pattern) -> str:
             f"name: {given!r:.80} is not a name of tables in the lake: write table or schema.table, of letters, digits and"
             f" underscores, with {_SCHEMA} and {_TABLE} for the table's own"
         )
+    for part, stands in ((schema, _SCHEMA), (table, _TABLE)):
+        most = _LONGEST_AROUND if stands in part else _LONGEST
+        if len(part.replace(stands, "")) > most:
+            raise ValueError(
+                f"name: {given!r:.80} is too long: write at most {_LONGEST} characters each, or {_LONGEST_AROUND} around a placeholder"
+            )
     if pattern.exact is None:
         for part, regular, stands in (
             ("schemas", pattern.schema, _SCHEMA),

@@ -248,6 +248,13 @@ class Manifest:
                 values["tables"] = {k: t for k, t in values["tables"].items() if k not in copies}
             return cls(**values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if "unexpected keyword argument" in str(error):
+                # The checksum is right: a later version has written a member that this one does not know, and the link is not to be moved away.
+                raise NotSupportedError(
+                    f"a newer version has written the lake: {error}",
+                    where=where,
+                    repair="install a newer tuskline",
+                ) from None
             raise CorruptError(f"not a manifest: {error}", where=where, repair=REPAIR) from None
 
     def next(self, steady_at: float, **changes: Any) -> "Manifest":
