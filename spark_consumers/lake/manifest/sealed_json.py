@@ -16,8 +16,8 @@ from walsender_bridge.errors import CorruptError, LakeError
 #: 6 other names for what is quarantined; 7 another name for tables that were not copied, and output functions in a table's
 #: shape; 8 the writer of each link, the row index of each table, and deletion vectors; 9 pins, and links that have what
 #: differs from another one; 10 runs of the row index that name partitions; 11 columns of data files that are known by their numbers alone;
-#: 12 views; 13 change feeds, and tables that keep deleted rows.
-FORMAT_VERSION = 13
+#: 12 views; 13 change feeds, and tables that keep deleted rows; 14 names of tables in the lake, and where histories begin.
+FORMAT_VERSION = 14
 #: The member that has the CRC32C of all others, and the format that brought it.
 _CRC = "crc"
 _SEALED_FROM = 3
