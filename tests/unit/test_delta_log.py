@@ -220,6 +220,22 @@ def test_a_log_is_read_from_its_newest_checkpoint(tmp_path):
     assert kinds(next_one) == ["commitInfo", "txn", "remove"], "nothing else has changed"
 
 
+def test_33_a_commit_without_the_one_before_is_not_written(tmp_path):
+    log, state = written(tmp_path, 4)
+    log.remove(range(4), [])
+    actions, _ = commit(state, Shown(90, 900, 9000, 1), A_LESS)
+    with pytest.raises(CorruptError, match="missing"):
+        log.commit(4, actions)
+    assert log.listing().newest == -1
+
+
+def test_33_a_log_whose_newest_commit_was_lost_does_not_go_back(tmp_path):
+    log, _ = written(tmp_path, 4, checkpoint={3})
+    log.remove([3], [])
+    with pytest.raises(CorruptError, match="missing"):
+        log.state()
+
+
 def test_33_a_damaged_byte_of_a_commit_is_an_error(tmp_path):
     log, _ = written(tmp_path, 3)
     file = log.commit_file(1)
