@@ -12,7 +12,7 @@ from spark_consumers import Lakehouse, read
 from spark_consumers.lake import reader
 from spark_consumers.lake.delta_log import delta_tables
 from spark_consumers.lake.delta_log.delta_tables import DeltaTables
-from spark_consumers.lake.delta_log.log import DeltaLog
+from spark_consumers.lake.delta_log.log import DeltaLog, refusal_of
 from spark_consumers.lake.delta_log.record import read_record
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from spark_consumers.lake.flush import flush
@@ -395,6 +395,7 @@ def test_14_27_28_feeds_views_and_kept_rows_are_delta_tables_a_default_is_refuse
                 pipeline.flush()
         pipeline.house.run_once()
         assert_same(pipeline, pipeline.head().epoch, "t")
+        assert refusal_of(log_of(pipeline, "t").folder.parent) is None
         assert_no_orphans(pipeline.spark, pipeline.lake)
 
 

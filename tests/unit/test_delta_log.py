@@ -2,6 +2,7 @@
 
 import json
 import struct
+from types import SimpleNamespace
 
 import pytest
 from pyroaring import BitMap64
@@ -14,6 +15,7 @@ from spark_consumers.lake.delta_log.actions import (
     next_commit,
     shown_in,
 )
+from spark_consumers.lake.delta_log.delta_tables import DeltaTables
 from spark_consumers.lake.delta_log.inline_vectors import descriptor, z85
 from spark_consumers.lake.delta_log.log import (
     REFUSAL,
@@ -21,6 +23,7 @@ from spark_consumers.lake.delta_log.log import (
     DeltaLog,
     Listing,
     cleaning,
+    refusal_of,
     refusal_record,
 )
 from spark_consumers.lake.delta_log.read import version_of
@@ -282,6 +285,21 @@ def test_10_each_version_that_is_kept_is_read_after_cleaning(tmp_path, kept):
     log.remove(decided.commits, decided.checkpoints)
     assert len(log.listing().commits) == len(before)
     assert {version: facts(log.state(version)) for version in before} == before
+
+
+def test_5_10_an_overtaken_writer_removes_no_version_of_the_later_one_s(tmp_path):
+    (tmp_path / "t").mkdir()
+    log, _ = written(tmp_path / "t", 25)
+    chain = SimpleNamespace(root=tmp_path, store=None, links=lambda: ())
+    tables = DeltaTables(chain, None)
+    tables.remember(SimpleNamespace(at_sources={}, readable={}, term=1, link=150))
+    tables.clean("t", {14_000, 15_000})
+    assert log.listing().commits == tuple(range(14, 25))
+
+
+def test_an_empty_record_of_a_refusal_is_none(tmp_path):
+    (tmp_path / REFUSAL).write_bytes(b"")
+    assert refusal_of(tmp_path) is None
 
 
 def test_2_a_reader_finds_the_version_of_its_link(tmp_path, monkeypatch):

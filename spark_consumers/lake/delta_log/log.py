@@ -214,12 +214,15 @@ def refusal_record(snapshot: int, reason: str) -> bytes:
 
 
 def refusal_of(table: Place) -> tuple[int, str] | None:
-    """The newest snapshot that the log of the table in this folder was not to show, and why; None if there was none."""
+    """The newest snapshot that the log of the table in this folder was not to show, and why; None if there was none.
+
+    The file is not synced, so it may be empty after a power failure. It is a report, so a damaged one counts as none.
+    """
     try:
         snapshot, _, reason = (table / REFUSAL).read_text().partition(" ")
-    except FileNotFoundError:
+        return int(snapshot), reason
+    except (FileNotFoundError, ValueError):
         return None
-    return int(snapshot), reason
 
 
 @dataclass(frozen=True, slots=True)
