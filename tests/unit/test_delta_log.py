@@ -28,7 +28,7 @@ from spark_consumers.lake.delta_log.log import (
 )
 from spark_consumers.lake.delta_log.read import version_of
 from spark_consumers.lake.delta_log.schema import WRITER_FEATURE, delta_schema, refusal
-from spark_consumers.lake.delta_log.snapshot import statistics
+from spark_consumers.lake.delta_log.snapshot import ReadManifests, statistics
 from spark_consumers.lake.format.checksums import sums_of
 from spark_consumers.lake.format.puffin import encode
 from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
@@ -295,6 +295,34 @@ def test_5_10_an_overtaken_writer_removes_no_version_of_the_later_one_s(tmp_path
     tables.remember(SimpleNamespace(at_sources={}, readable={}, term=1, link=150))
     tables.clean("t", {14_000, 15_000})
     assert log.listing().commits == tuple(range(14, 25))
+
+
+def test_31_links_that_were_given_up_are_shown_no_longer(tmp_path, monkeypatch):
+    """A log that is further than the chain shows the chain's newest link again, by the next term, though its table has not changed."""
+    (tmp_path / "t").mkdir()
+
+    def link(term, number, snapshot):
+        table = SimpleNamespace(path="t", snapshot_id=snapshot)
+        return SimpleNamespace(
+            at_sources={}, readable={"t": table}, term=term, link=number, epoch=number
+        )
+
+    def written_by(*links):
+        store = SimpleNamespace(replace=lambda *_, **__: None)
+        found = SimpleNamespace(
+            schema=FIRST, schemas=[FIRST], has_first_names=True, uuid="u", manifest_list=None
+        )
+        tables = SimpleNamespace(snapshot_record=lambda *_: found)
+        chain = SimpleNamespace(root=tmp_path, store=store, links=lambda: links)
+        DeltaTables(chain, tables).show()
+        log = DeltaLog(tmp_path / "t")
+        return [log.shown(version).snapshot for version in log.listing().commits]
+
+    monkeypatch.setattr(ReadManifests, "wanted", lambda *_: ({}, {}))
+    assert written_by(link(1, 5, 50), link(1, 6, 60)) == [50, 60]
+    # Link 6 is lost. The next writer's first link has its number.
+    assert written_by(link(1, 5, 50), link(2, 6, 50)) == [50, 60, 50]
+    assert written_by(link(1, 5, 50), link(2, 6, 50), link(3, 7, 50)) == [50, 60, 50]
 
 
 def test_an_empty_record_of_a_refusal_is_none(tmp_path):

@@ -6,6 +6,7 @@ takeover, from the chain (`actions` has the argument).
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Final
 
 from spark_consumers.lake.concurrently import each
@@ -72,6 +73,12 @@ class DeltaTables:
         self._known = 0, 0
         for manifest in chain.links():
             self.remember(manifest)
+            head = Shown(manifest.link, manifest.epoch, 0, manifest.term)
+        # A log may show a link that was given up since. The newest one's term is higher, though the table's snapshot is an older link's.
+        for path, (snapshot, _, _) in self._newest.items():
+            pending = self._pending[path]
+            if pending[-1].term < head.term:
+                pending.append(replace(head, snapshot=snapshot))
 
     def remember(self, manifest: Manifest) -> None:
         """This link was published: its tables' logs are to show it."""
