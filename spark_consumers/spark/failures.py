@@ -15,3 +15,10 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 SPARK_ERRORS: Final = _errors()
+
+
+def line_of(error: Exception) -> str:
+    """The line of what Spark raises that has the reason: with a JVM of its own, the first one names only the call."""
+    text = str(error)
+    line = next((li for li in text.splitlines() if "Exception: " in li), text.partition("\n")[0])
+    return line.strip(": ")[:300]

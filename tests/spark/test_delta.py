@@ -1,6 +1,7 @@
 """Delta tables over the data files of the lake's Iceberg tables: PostgreSQL's rows at every epoch, by Delta's own reader."""
 
 import json
+import shutil
 from types import SimpleNamespace
 from urllib.parse import unquote
 
@@ -12,7 +13,7 @@ from spark_consumers import Lakehouse, read
 from spark_consumers.lake import reader
 from spark_consumers.lake.delta_log import delta_tables
 from spark_consumers.lake.delta_log.delta_tables import DeltaTables
-from spark_consumers.lake.delta_log.log import DeltaLog
+from spark_consumers.lake.delta_log.log import DeltaLog, refusal_of
 from spark_consumers.lake.delta_log.record import read_record
 from spark_consumers.lake.epoch import epoch_writer as epoch_module
 from spark_consumers.lake.flush import flush
@@ -330,6 +331,35 @@ def test_28_no_other_program_writes_to_a_delta_table(spark, tmp_path, database):
         assert_same(pipeline, pipeline.head().epoch, "t")
 
 
+def test_33_a_log_that_is_removed_begins_again(spark, tmp_path, database):
+    database.execute(*SMALL)
+    with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
+        restarted(pipeline)
+        pipeline.wait_for_tables("t")
+        log = log_of(pipeline, "t")
+        for number in range(3, 6):
+            database.execute(f"INSERT INTO t VALUES ({number}, U&'\\+10FFFF')")
+            pipeline.flush()
+        # Escapes of such characters are not read correctly by all readers.
+        (added,) = [a["add"] for a in log.actions(log.listing().newest) if "add" in a]
+        assert "\U0010ffff" in added["stats"]
+        log.commit_file(1).unlink()
+        with pytest.raises(LakeError, match=r"Delta cannot open the table: .*DELTA_"):
+            by_delta(pipeline)["t"]
+        # The driver has what the log had in memory.
+        shutil.rmtree(log.folder)
+        database.execute("INSERT INTO t VALUES (6, 'd')")
+        pipeline.flush()
+
+        def is_there():
+            pipeline.house.run_once(force=True)
+            return log.listing().commits
+
+        assert wait_for(is_there, 30, "the log")[0] == 0
+        assert not logs_behind(pipeline)
+        assert_same(pipeline, pipeline.head().epoch, "t")
+
+
 def refused(spark, statement):
     """What Delta says to a statement; nothing if it runs."""
     try:
@@ -395,6 +425,7 @@ def test_14_27_28_feeds_views_and_kept_rows_are_delta_tables_a_default_is_refuse
                 pipeline.flush()
         pipeline.house.run_once()
         assert_same(pipeline, pipeline.head().epoch, "t")
+        assert refusal_of(log_of(pipeline, "t").folder.parent) is None
         assert_no_orphans(pipeline.spark, pipeline.lake)
 
 

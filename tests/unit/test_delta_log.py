@@ -2,6 +2,7 @@
 
 import json
 import struct
+from types import SimpleNamespace
 
 import pytest
 from pyroaring import BitMap64
@@ -14,6 +15,7 @@ from spark_consumers.lake.delta_log.actions import (
     next_commit,
     shown_in,
 )
+from spark_consumers.lake.delta_log.delta_tables import DeltaTables
 from spark_consumers.lake.delta_log.inline_vectors import descriptor, z85
 from spark_consumers.lake.delta_log.log import (
     REFUSAL,
@@ -21,11 +23,12 @@ from spark_consumers.lake.delta_log.log import (
     DeltaLog,
     Listing,
     cleaning,
+    refusal_of,
     refusal_record,
 )
 from spark_consumers.lake.delta_log.read import version_of
 from spark_consumers.lake.delta_log.schema import WRITER_FEATURE, delta_schema, refusal
-from spark_consumers.lake.delta_log.snapshot import statistics
+from spark_consumers.lake.delta_log.snapshot import ReadManifests, statistics
 from spark_consumers.lake.format.checksums import sums_of
 from spark_consumers.lake.format.puffin import encode
 from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
@@ -220,6 +223,22 @@ def test_a_log_is_read_from_its_newest_checkpoint(tmp_path):
     assert kinds(next_one) == ["commitInfo", "txn", "remove"], "nothing else has changed"
 
 
+def test_33_a_commit_without_the_one_before_is_not_written(tmp_path):
+    log, state = written(tmp_path, 4)
+    log.remove(range(4), [])
+    actions, _ = commit(state, Shown(90, 900, 9000, 1), A_LESS)
+    with pytest.raises(CorruptError, match="missing"):
+        log.commit(4, actions)
+    assert log.listing().newest == -1
+
+
+def test_33_a_log_whose_newest_commit_was_lost_does_not_go_back(tmp_path):
+    log, _ = written(tmp_path, 4, checkpoint={3})
+    log.remove([3], [])
+    with pytest.raises(CorruptError, match="missing"):
+        log.state()
+
+
 def test_33_a_damaged_byte_of_a_commit_is_an_error(tmp_path):
     log, _ = written(tmp_path, 3)
     file = log.commit_file(1)
@@ -266,6 +285,49 @@ def test_10_each_version_that_is_kept_is_read_after_cleaning(tmp_path, kept):
     log.remove(decided.commits, decided.checkpoints)
     assert len(log.listing().commits) == len(before)
     assert {version: facts(log.state(version)) for version in before} == before
+
+
+def test_5_10_an_overtaken_writer_removes_no_version_of_the_later_one_s(tmp_path):
+    (tmp_path / "t").mkdir()
+    log, _ = written(tmp_path / "t", 25)
+    chain = SimpleNamespace(root=tmp_path, store=None, links=lambda: ())
+    tables = DeltaTables(chain, None)
+    tables.remember(SimpleNamespace(at_sources={}, readable={}, term=1, link=150))
+    tables.clean("t", {14_000, 15_000})
+    assert log.listing().commits == tuple(range(14, 25))
+
+
+def test_31_links_that_were_given_up_are_shown_no_longer(tmp_path, monkeypatch):
+    """A log that is further than the chain shows the chain's newest link again, by the next term, though its table has not changed."""
+    (tmp_path / "t").mkdir()
+
+    def link(term, number, snapshot):
+        table = SimpleNamespace(path="t", snapshot_id=snapshot)
+        return SimpleNamespace(
+            at_sources={}, readable={"t": table}, term=term, link=number, epoch=number
+        )
+
+    def written_by(*links):
+        store = SimpleNamespace(replace=lambda *_, **__: None)
+        found = SimpleNamespace(
+            schema=FIRST, schemas=[FIRST], has_first_names=True, uuid="u", manifest_list=None
+        )
+        tables = SimpleNamespace(snapshot_record=lambda *_: found)
+        chain = SimpleNamespace(root=tmp_path, store=store, links=lambda: links)
+        DeltaTables(chain, tables).show()
+        log = DeltaLog(tmp_path / "t")
+        return [log.shown(version).snapshot for version in log.listing().commits]
+
+    monkeypatch.setattr(ReadManifests, "wanted", lambda *_: ({}, {}))
+    assert written_by(link(1, 5, 50), link(1, 6, 60)) == [50, 60]
+    # Link 6 is lost. The next writer's first link has its number.
+    assert written_by(link(1, 5, 50), link(2, 6, 50)) == [50, 60, 50]
+    assert written_by(link(1, 5, 50), link(2, 6, 50), link(3, 7, 50)) == [50, 60, 50]
+
+
+def test_an_empty_record_of_a_refusal_is_none(tmp_path):
+    (tmp_path / REFUSAL).write_bytes(b"")
+    assert refusal_of(tmp_path) is None
 
 
 def test_2_a_reader_finds_the_version_of_its_link(tmp_path, monkeypatch):

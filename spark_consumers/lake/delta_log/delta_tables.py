@@ -6,6 +6,7 @@ takeover, from the chain (`actions` has the argument).
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Final
 
 from spark_consumers.lake.concurrently import each
@@ -21,6 +22,7 @@ from spark_consumers.lake.delta_log.log import REFUSAL, DeltaLog, cleaning, refu
 from spark_consumers.lake.delta_log.record import Behind, DeltaRecord, write_record
 from spark_consumers.lake.delta_log.schema import delta_schema, refusal
 from spark_consumers.lake.delta_log.snapshot import ReadManifests
+from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.position_deletes import read_removed
 from spark_consumers.lake.format.puffin import encode
 from spark_consumers.lake.format.table_format import TableFormat
@@ -67,11 +69,20 @@ class DeltaTables:
         self._at: dict[str, int] = {}
         self._failed: dict[str, str] = {}
         self._recorded: DeltaRecord | None = None
+        #: The order of the newest link that this writer knows.
+        self._known = 0, 0
         for manifest in chain.links():
             self.remember(manifest)
+            head = Shown(manifest.link, manifest.epoch, 0, manifest.term)
+        # A log may show a link that was given up since. The newest one's term is higher, though the table's snapshot is an older link's.
+        for path, (snapshot, _, _) in self._newest.items():
+            pending = self._pending[path]
+            if pending[-1].term < head.term:
+                pending.append(replace(head, snapshot=snapshot))
 
     def remember(self, manifest: Manifest) -> None:
         """This link was published: its tables' logs are to show it."""
+        self._known = manifest.term, manifest.link
         at_sources = manifest.at_sources
         readable = {
             name: table
@@ -141,6 +152,8 @@ class DeltaTables:
                     del pending[0]
                     continue
                 if self.refused.pop(path, None) is not None:
+                    # Else it would be the reason that readers are told whenever the log is behind.
+                    checksums.remove(self._root / path / REFUSAL)
                     log.info("Delta log for table again", table=self._newest[path][1])
             if not is_behind(state, pending[0]):
                 del pending[0]
@@ -209,7 +222,12 @@ class DeltaTables:
         for version in there.commits:
             if version not in known:
                 known[version] = delta.shown(version)
-        needed = {version for version in there.commits if known[version].snapshot in kept}
+        # A writer that has been overtaken meanwhile does not know what the later one's epochs need.
+        needed = {
+            version
+            for version in there.commits
+            if known[version].snapshot in kept or known[version].order > self._known
+        }
         decided = cleaning(there, needed, _CLEAN_AT_LEAST)
         if decided is None:
             return

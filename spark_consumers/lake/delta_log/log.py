@@ -127,7 +127,7 @@ class DeltaLog:
         there = self.listing()
         wanted = there.newest if version is None else version
         base = max((each for each in there.checkpoints if each <= wanted), default=None)
-        state = LogState() if base is None else self._checkpoint(base, there)
+        state = LogState() if base is None else self._checkpoint(base)
         for number in range(state.version + 1, wanted + 1):
             state = state.after(number, self.actions(number))
         return state
@@ -154,7 +154,12 @@ class DeltaLog:
         return shown_in(self.actions(version)[0]["commitInfo"])
 
     def commit(self, version: int, actions: Sequence[Action]) -> bool:
-        """Create the commit of that version; False if there is one."""
+        """Create the commit of that version; False if there is one. Raises `CorruptError` if the one before is gone.
+
+        Cleaning keeps the newest commit. Without it, the log was removed, or another writer's is further: no reader could use this one.
+        """
+        if version and not (before := self.commit_file(version - 1)).exists():
+            raise CorruptError("the file is missing", where=str(before), repair=_REPAIR)
         if not isinstance(self.folder, ObjectPlace):
             self.folder.mkdir(exist_ok=True)
         file = self.commit_file(version)
@@ -185,7 +190,7 @@ class DeltaLog:
     def _checkpoint_file(self, version: int) -> Place:
         return self.folder / f"{version:020d}.checkpoint.parquet"
 
-    def _checkpoint(self, version: int, there: Listing) -> LogState:
+    def _checkpoint(self, version: int) -> LogState:
         file = self._checkpoint_file(version)
         checksums.check(file)
         try:
@@ -195,13 +200,12 @@ class DeltaLog:
                 )
             actions = [{k: v for k, v in row.items() if v is not None} for row in rows]
             state = LogState().after(version, (a for a in actions if "txn" not in a))
-            link = next(a["txn"]["version"] for a in actions if "txn" in a)
-        except (pa.ArrowException, KeyError, ValueError, StopIteration) as error:
+        except (pa.ArrowException, KeyError, ValueError) as error:
             raise CorruptError(
                 f"not a checkpoint: {error}", where=str(file), repair=_REPAIR
             ) from None
-        shown = self.shown(version) if version in there.commits else Shown(link, 0, 0)
-        return LogState(version, shown, state.protocol, state.metadata, state.adds)
+        # A checkpoint does not have the term, by which links ascend; its commit stays as long as it does.
+        return LogState(version, self.shown(version), state.protocol, state.metadata, state.adds)
 
 
 def refusal_record(snapshot: int, reason: str) -> bytes:
@@ -210,12 +214,15 @@ def refusal_record(snapshot: int, reason: str) -> bytes:
 
 
 def refusal_of(table: Place) -> tuple[int, str] | None:
-    """The newest snapshot that the log of the table in this folder was not to show, and why; None if there was none."""
+    """The newest snapshot that the log of the table in this folder was not to show, and why; None if there was none.
+
+    The file is not synced, so it may be empty after a power failure. It is a report, so a damaged one counts as none.
+    """
     try:
         snapshot, _, reason = (table / REFUSAL).read_text().partition(" ")
-    except FileNotFoundError:
+        return int(snapshot), reason
+    except (FileNotFoundError, ValueError):
         return None
-    return int(snapshot), reason
 
 
 @dataclass(frozen=True, slots=True)

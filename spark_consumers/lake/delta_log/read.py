@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_consumers.lake.delta_log.log import DeltaLog, refusal_of
 from spark_consumers.lake.store.place import place
-from spark_consumers.spark.failures import SPARK_ERRORS
+from spark_consumers.spark.failures import SPARK_ERRORS, line_of
 from spark_consumers.spark.jars import DELTA
 from walsender_bridge.errors import LakeError, NotSupportedError
 
@@ -37,7 +37,7 @@ def read_version(spark: "SparkSession", path: str, order: tuple[int, int], snaps
                 repair=f"start Spark, or the Spark Connect server, with spark.jars.packages={DELTA} and Delta's extension and catalog",
             ) from error
         raise LakeError(
-            f"Delta cannot open the table: {str(error).partition(chr(10))[0][:300]}",
+            f"Delta cannot open the table: {line_of(error)}",
             where=path,
             repair="read the table by Iceberg, and find the damaged file: tuskline lake verify",
         ) from error

@@ -87,7 +87,9 @@ def _read(manifest: Mapping[str, Any], physical: Mapping[int, tuple[str, str]]) 
                 _by_id(file.get("lower_bounds")),
                 _by_id(file.get("upper_bounds")),
                 physical,
-            )
+            ),
+            # delta-rs and DuckDB read U+10FC00 and beyond wrongly in JSON's escapes, and skip files by that.
+            ensure_ascii=False,
         )
         for file, _ in found
         if file.get("content", _DATA) == _DATA

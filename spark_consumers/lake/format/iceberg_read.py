@@ -22,7 +22,7 @@ from spark_consumers.lake.format.iceberg_files import newest_metadata
 from spark_consumers.lake.format.object_seals import metadata_in
 from spark_consumers.lake.store.place import ObjectPlace, Place, place
 from spark_consumers.spark import buckets
-from spark_consumers.spark.failures import SPARK_ERRORS
+from spark_consumers.spark.failures import SPARK_ERRORS, line_of
 from spark_consumers.spark.jars import ICEBERG
 from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
 
@@ -134,7 +134,7 @@ def blamed(path: str) -> Iterator[None]:
         is_lost = any(word in text for word in _LOST)
         if is_lost and not any(said in text for said in _OF_THE_MACHINE):
             raise CorruptError(
-                f"the table cannot be opened: {_line(error)}",
+                f"the table cannot be opened: {line_of(error)}",
                 where=path,
                 repair="restore its files from a backup, or copy it again: tuskline table resync",
             ) from error
@@ -158,13 +158,13 @@ def named(path: str) -> Iterator[None]:
             raise buckets.without_jars() from error
         if _NO_KEYS.search(str(error)):
             raise LakeError(
-                f"the object store refuses access to Spark's JVM: {_line(error)}",
+                f"the object store refuses access to Spark's JVM: {line_of(error)}",
                 where=path,
                 repair="set valid keys in the environment of Spark's driver, or of the Spark Connect server, and start it again; or give "
                 "its machine a role, whose keys are renewed",
             ) from error
         raise LakeError(
-            f"the table cannot be opened: {_line(error)}",
+            f"the table cannot be opened: {line_of(error)}",
             where=path,
             repair="find the damaged file: tuskline lake verify",
         ) from error
@@ -172,9 +172,3 @@ def named(path: str) -> Iterator[None]:
 
 def _sums(table: Place) -> list[Path]:
     return [] if isinstance(table, ObjectPlace) else sorted((table / "metadata").glob(".*.crc"))
-
-
-def _line(error: Exception) -> str:
-    text = str(error)
-    line = next((li for li in text.splitlines() if "Exception: " in li), text.partition("\n")[0])
-    return line.strip(": ")[:300]
