@@ -82,6 +82,22 @@ def test_29_30_every_change_arrives_column_by_column(pipeline, database):
 
 
 @pytest.mark.long
+def test_nan_is_the_greatest_number_whether_files_are_skipped_or_not(pipeline, database):
+    """As in PostgreSQL; the bounds that data files could have leave it out."""
+    database.execute(
+        "UPDATE docs SET f = id, n = 1 WHERE id < 5",
+        "UPDATE docs SET f = 'NaN' WHERE id = 3",
+    )
+    docs = pipeline.flush()["docs"]
+    with database.connect() as connection:
+        greatest, above = connection.execute(
+            "SELECT max(f)::text, count(*) FILTER (WHERE f > 100) FROM docs"
+        ).fetchone()
+    assert greatest == "NaN"
+    assert docs.selectExpr("CAST(max(f) AS string)").first()[0] == "NaN"
+    assert docs.where("f > 100").count() == above == 1
+
+
 def test_many_ranges_make_one_epoch(pipeline, database, monkeypatch):
     monkeypatch.setattr(plan, "RANGE_BYTES", 1)
     before = pipeline.head()

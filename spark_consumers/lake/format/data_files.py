@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.dictionaries import with_dictionary
 from spark_consumers.lake.format.file_names import in_files, in_table
+from spark_consumers.lake.format.statistics import with_statistics
 from spark_consumers.lake.format.table_format import FileInfo
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.store.place import (
@@ -126,7 +127,7 @@ def _columns(file: pq.ParquetFile, columns: Sequence[str]) -> pa.Table:
 class PartsWriter:
     """Writes a data file in parts, each at least one row group; `codec` and `level` in Arrow's words.
 
-    The first part shows which columns get dictionaries. Columns get their names in data files (`file_names`).
+    The first part shows which columns get dictionaries; floating-point columns get no bounds (`statistics`). Columns get their names in data files (`file_names`).
     """
 
     def __init__(self, file: BinaryIO, schema: pa.Schema, codec: str, level: int | None) -> None:
@@ -146,6 +147,7 @@ class PartsWriter:
                 compression=self._codec,
                 compression_level=self._level,
                 use_dictionary=with_dictionary(first),
+                write_statistics=with_statistics(self._schema),
                 write_page_checksum=True,
             )
         return self._writer
