@@ -411,8 +411,8 @@ BEGIN
     VALUES ($1, $2, $3, pg_backend_pid(), $4 || jsonb_build_object('database', tuskline.database()))
     ON CONFLICT ON CONSTRAINT lakes_pkey DO UPDATE
     SET publication = excluded.publication, driver = excluded.driver, timelines = excluded.timelines, at = clock_timestamp(),
-        -- Of another server, the snapshot is of other transactions.
-        visible = CASE WHEN l.timelines ->> 'database' = excluded.timelines ->> 'database' THEN l.visible END;
+        -- What was shown before may be of another server, or of epochs that the lake has lost since: a session that waits asks again.
+        visible = NULL;
 END
 $$;
 

@@ -158,6 +158,20 @@ def test_34_a_wait_ends_when_the_transaction_is_reported_readable(
 
 
 @each_major
+def test_34_what_an_earlier_driver_has_shown_is_asked_for_again(
+    attached: Database, driver: Driver
+) -> None:
+    """The lake may have lost epochs since: its newest links may be gone, or it was restored from a backup."""
+    token = token_of(attached)
+    driver.shows_all()
+    with Driver(attached) as another:
+        assert refused(attached, token, "0.3s").sqlstate == "TK001"
+        another.shows_all()
+        with attached.connect() as connection:
+            connection.execute("CALL tuskline.wait_flush(%s, '5s')", [token])
+
+
+@each_major
 def test_tokens_of_transactions_that_did_not_commit_are_named(
     attached: Database, driver: Driver
 ) -> None:
