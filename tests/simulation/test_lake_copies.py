@@ -149,6 +149,7 @@ class Run:
             _copy_after={},
             _copies=self,
             _not_level=Counter(),
+            _refused={},
             _rules=lambda _: RowRules(),
         )
         self.head = Manifest("lake", 1, 1, 0, 1, 0.0, 0.0)
