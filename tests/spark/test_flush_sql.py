@@ -305,6 +305,8 @@ def test_34_of_two_lakes_over_a_source_both_are_waited_for_or_the_one_that_is_na
                 assert_equal(database.dsn, read(attached.spark, lake))
 
 
+# Its floods and three other workers take more than two cores have.
+@pytest.mark.long
 def test_34_a_flood_of_notifications_delays_no_wait_and_no_epoch(attached, database):
     """By a role that may not write: a million, and long ones. What a listener does not read would fill the server's queue."""
     role = f"{database.name}_stranger"
