@@ -81,9 +81,7 @@ def test_15_a_slow_stream_delays_its_own_tables_and_shows_its_lag(
                     f"{ARRIVED} transfers of {USUAL}\n{stack.logs()}",
                 )
                 assert moves()[SLOW] == before[SLOW]
-                lag = lag_of(stack, SLOW)["capture"]
-                assert lag["bytes"] > 0
-                assert lag["seconds"] > 1
+                assert lag_of(stack, SLOW)["capture"]["bytes"] > 0
                 with pytest.raises(DeadlineError, match=SLOW):
                     flush(stack.lake, stack.log_address, sources, timeout=2)
                 # Slow, then: it works for moments.
