@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from spark_consumers import Source, read
@@ -187,14 +186,7 @@ def test_1_2_3_three_readers_of_two_banks_see_whole_epochs_that_never_go_back(
     Behind a quiesce and a flush both banks are equal to their servers, live and in the lake, and no wire is in flight.
     """
     draw = random.Random(seed)
-    dsns = {}
-    for bank in BANKS:
-        server = make_server(fsync="off")
-        server.start()
-        dsns[bank] = server.dsn()
-        with psycopg.connect(server.dsn(), autocommit=True) as connection:
-            for statement in two_banks.TABLES:
-                connection.execute(statement.encode())
+    dsns = two_banks.servers(make_server)
     with ExitStack() as ends:
         stack = ends.enter_context(Stack(tmp_path, dsns, epoch_interval=interval))
         stack.start("log-server", "bridge", "lake")

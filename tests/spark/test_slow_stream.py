@@ -6,7 +6,6 @@ import random
 import signal
 import time
 
-import psycopg
 import pytest
 
 from spark_consumers import Source, read
@@ -51,14 +50,7 @@ def test_15_a_slow_stream_delays_its_own_tables_and_shows_its_lag(
     tmp_path, make_server: MakeServer, spark, seed
 ):
     print(f"seed {seed}")
-    draw, dsns = random.Random(seed), {}
-    for bank in BANKS:
-        server = make_server(fsync="off")
-        server.start()
-        dsns[bank] = server.dsn()
-        with psycopg.connect(server.dsn(), autocommit=True) as connection:
-            for statement in two_banks.TABLES:
-                connection.execute(statement.encode())
+    draw, dsns = random.Random(seed), two_banks.servers(make_server)
     sources = [Source(bank, dsn, f"tuskline_{bank}") for bank, dsn in dsns.items()]
     with Stack(tmp_path, dsns) as stack:
         stack.start("log-server", "bridge", "lake")

@@ -14,6 +14,7 @@ import psycopg
 
 from tests.support import bank_load
 from tests.support.bank_load import ACCOUNTS
+from tests.support.servers import MakeServer
 
 BANKS = ("north", "south")
 NAMES = ("accounts", "audit", "moves", "wires")
@@ -23,6 +24,19 @@ TABLES = (
 )
 #: What of a bank is told: one row, whose sums are compared.
 Figures = dict[str, int]
+
+
+def servers(make_server: MakeServer) -> dict[str, str]:
+    """A server for each bank, with its tables: how it is connected to, by the bank."""
+    dsns = {}
+    for bank in BANKS:
+        server = make_server(fsync="off")
+        server.start()
+        dsns[bank] = server.dsn()
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            for statement in TABLES:
+                connection.execute(statement.encode())
+    return dsns
 
 
 def figures_of(snapshot: Any) -> dict[str, Figures]:
