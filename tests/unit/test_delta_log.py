@@ -291,8 +291,8 @@ def test_5_10_an_overtaken_writer_removes_no_version_of_the_later_one_s(tmp_path
     (tmp_path / "t").mkdir()
     log, _ = written(tmp_path / "t", 25)
     chain = SimpleNamespace(root=tmp_path, store=None, links=lambda: ())
-    tables = DeltaTables(chain, None)
-    tables.remember(SimpleNamespace(at_sources={}, readable={}, term=1, link=150))
+    tables = DeltaTables(chain, None)  # type: ignore[arg-type]
+    tables.remember(SimpleNamespace(at_sources={}, readable={}, term=1, link=150))  # type: ignore[arg-type]
     tables.clean("t", {14_000, 15_000})
     assert log.listing().commits == tuple(range(14, 25))
 
@@ -314,7 +314,7 @@ def test_31_links_that_were_given_up_are_shown_no_longer(tmp_path, monkeypatch):
         )
         tables = SimpleNamespace(snapshot_record=lambda *_: found)
         chain = SimpleNamespace(root=tmp_path, store=store, links=lambda: links)
-        DeltaTables(chain, tables).show()
+        DeltaTables(chain, tables).show()  # type: ignore[arg-type]
         log = DeltaLog(tmp_path / "t")
         return [log.shown(version).snapshot for version in log.listing().commits]
 
