@@ -73,6 +73,11 @@ def test_15_a_slow_stream_delays_its_own_tables_and_shows_its_lag(
                     f"{ARRIVED} transfers of {USUAL}\n{stack.logs()}",
                 )
                 assert moves()[SLOW] == before[SLOW]
+                wait_for(
+                    lambda: (lag_of(stack, SLOW)["capture"]["seconds"] or 0) > 3,
+                    PATIENCE,
+                    "the lag grows",
+                )
                 assert lag_of(stack, SLOW)["capture"]["bytes"] > 0
                 with pytest.raises(DeadlineError, match=SLOW):
                     flush(stack.lake, stack.log_address, sources, timeout=2)

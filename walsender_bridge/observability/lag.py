@@ -9,8 +9,8 @@ A change passes four stages, and the lag of a stage is what has passed the previ
 
 Bytes are WAL between two positions. Versions apply to the last two stages only. Seconds come
 from commit times: 0 for a stage without lag; otherwise the lag that the server itself
-measures for its walsender, or the age of the last change that has passed, which is an upper bound. None:
-unknown, because a part does not answer.
+measures for its walsender, for how long capture has reported nothing, or the age of the last change that
+has passed, which is an upper bound. None: unknown, because a part does not answer.
 """
 
 from collections.abc import Iterator
@@ -20,6 +20,9 @@ from typing import Any, Final
 from walsender_bridge.change_log.protocol import StreamCut
 from walsender_bridge.observability.observation import Observation, SourceView
 from walsender_bridge.observability.quorum_view import QuorumView
+
+#: Seconds within which a capture that works writes its status, on a busy machine too.
+REPORTED: Final = 3.0
 
 STAGES: Final = ("capture", "gate", "barrier", "merge")
 
@@ -95,7 +98,10 @@ def _captured_seconds(
     seen: Observation, source: SourceView, behind: int | None, cut: StreamCut | None
 ) -> float | None:
     if source.state == "streaming" and source.server is not None:
-        return source.server["write_lag"] or 0.0
+        measured = source.server["write_lag"] or 0.0
+        # A server measures only when its walsender is answered: of one that is not, it keeps its last figure.
+        silence = seen.at - source.reported.updated_at
+        return max(measured, silence) if behind and silence > REPORTED else measured
     # The WAL of an idle server grows a little by itself, and it is unknown since when.
     return _known(behind, _age(seen, cut) if source.server is not None else None)
 
