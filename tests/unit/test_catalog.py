@@ -482,6 +482,32 @@ def test_a_full_disk_delays_the_names_alone(lake, monkeypatch):
     assert lake.links() == {"orders": "orders%t1-ef"}
 
 
+def test_links_that_fail_are_each_named_and_the_others_are_made(lake):
+    """Below files in the places of two schemas' folders."""
+    names = lake.names()
+    link = lake.publish(a="a%t1-ab 1", b="b%t1-cd 1", c="c%t1-ef 1", d="d%t1-01 1")
+    schemas = {"shop.public.a": "shop.one.a", "shop.public.c": "shop.two.c"}
+    moved = {schemas.get(name, name): table for name, table in link.tables.items()}
+    renamed = link.next(0.0, tables=moved)
+    lake.chain.publish(renamed, link)
+    for schema in ("one", "two"):
+        (lake.root / f"tables/shop/{schema}").touch()
+    failed = ["tables/shop/one/a", "tables/shop/two/c"]
+    with capture_logs() as logged:
+        names.follow(renamed)
+        lake.clock += 2
+        names.follow(renamed)
+    assert lake.links() == {"b": "b%t1-cd", "d": "d%t1-01"}
+    assert [line["path"] for line in logged[:2]] == failed
+    (last,) = logged[2:]
+    assert all(name in last["error"] for name in failed)
+    # Once its folder can be made, so can the link.
+    (lake.root / "tables/shop/one").unlink()
+    lake.clock += 2
+    names.follow(renamed)
+    assert (lake.root / "tables/shop/one/a").readlink() == Path("../public/a%t1-ab")
+
+
 def test_a_link_is_made_beside_others_with_the_same_letters_and_never_in_place_of_a_users(lake):
     place = lake.root / "tables/shop/public"
     place.mkdir(parents=True)

@@ -9,7 +9,7 @@ from spark_consumers.lake.manifest.table_version import REATTACHED
 from spark_consumers.lake.tables.target_names import REFUSED, given
 from tests.support import statuses
 from walsender_bridge.observability.observation import Observation, Process, SourceView
-from walsender_bridge.observability.table_problems import sentences
+from walsender_bridge.observability.table_problems import misnamed, problems, sentences
 from walsender_bridge.runtime.error_record import ErrorRecord
 
 NAME = "shop.public.a"
@@ -78,10 +78,10 @@ def manifest(
     ],
 )
 def test_each_table_that_does_not_follow_is_named(lake: Manifest, words: list[str]) -> None:
-    assert list(sentences(lake)) == words
+    assert list(sentences(problems(lake))) == words
 
 
-def test_a_table_that_keeps_its_name_is_not_said_to_be_left_uncopied() -> None:
+def test_a_table_that_keeps_its_name_is_degraded_and_one_without_a_name_is_a_problem() -> None:
     there, new = NAME, "shop.public.b"
     taken = {there: "shop.sales.c", new: "shop.sales.c", "shop.sales.c": "shop.sales.c"}
     made = given(taken, {there: there, "shop.sales.c": "shop.sales.c"}, {})
@@ -89,10 +89,19 @@ def test_a_table_that_keeps_its_name_is_not_said_to_be_left_uncopied() -> None:
         manifest("live"), not_copied={n: REFUSED + why for n, why in made.refused.items()}
     )
     why = "shop.sales.c is the name of table shop.sales.c in the lake. Give one of them another name in [[lake.tables]] and start lake run again"
-    assert list(sentences(lake)) == [
-        f"table {there} keeps the name {there}: {why}",
-        f"table {new} is not copied: {why}",
-    ]
+    # The one follows, and does not make `/readyz` fail; the other has no rows.
+    keeps = f"table {there} keeps the name {there}: {why}"
+    seen = Observation(0.0, None, [], [], None, lake)
+    assert keeps in seen.degraded
+    assert keeps not in seen.problems
+    assert f"table {new} is not copied: {why}" in seen.problems
+    assert [each.table for each in misnamed(lake)] == [there]
+    # What keeps it from following is a problem all the same.
+    copied = replace(manifest("stale", "it lost f", "it lost f"), not_copied=lake.not_copied)
+    assert (
+        f"table {there} is stale, as of epoch 7: it lost f; it is being copied again"
+        in Observation(0.0, None, [], [], None, copied).problems
+    )
 
 
 def process(state: str, failures: int, started_at: float) -> Process:

@@ -9,6 +9,7 @@ from spark_consumers.lake.manifest.chain import Manifest, StreamPosition
 from spark_consumers.lake.manifest.feed_version import FeedVersion
 from spark_consumers.lake.manifest.table_version import TableVersion
 from spark_consumers.lake.manifest.view_version import ViewVersion
+from spark_consumers.lake.tables.renamed import Naming, moved
 from spark_consumers.lake.tables.target_names import (
     Given,
     given,
@@ -151,6 +152,23 @@ def test_names_go_to_tables_copies_and_feeds_with_one_head() -> None:
     assert all(again.tables[name] is after.tables[name] for name in (A, B))
     back = with_names(after, Given({A: A, B: B}, {}), feed)
     assert (back.tables, back.feeds) == (link.tables, link.feeds)
+
+
+def test_the_feed_of_a_renamed_table_stays_with_the_name_that_the_table_keeps() -> None:
+    """Its target name is another table's: its feed would begin again under a name that only `moved` knew."""
+    d = "shop.public.d"
+    kept = FeedVersion(A, "p", table("f"))
+    link = replace(head(a=replace(table("1"), lake_name=d), c=table("3")), feeds={f"{d}_log": kept})
+
+    def feed(_name: str, lake_name: str) -> str:
+        return f"{lake_name}_log"
+
+    at_source = moved(link, {A: B}, Naming(lambda _: None, lambda _: f"{C}_log"))
+    names = given({B: C}, {B: d, C: C}, {})
+    assert names.refused
+    after = with_names(at_source, names, feed, [B])
+    assert names_in(after) == {B: d, C: C}
+    assert after.feeds == {f"{d}_log": replace(kept, of=B)}
 
 
 def test_a_copy_that_is_refused_is_not_shown() -> None:

@@ -32,7 +32,7 @@ from spark_consumers.lake.views.incremental import SIGN, Flat, Grouped
 from spark_consumers.lake.views.plan import Apply, Compute, Keep, Stale, decide
 from spark_consumers.lake.views.translate import BaseTable, base_tables, translate
 from walsender_bridge.errors import NotSupportedError
-from walsender_bridge.observability.table_problems import sentences
+from walsender_bridge.observability.table_problems import problems, sentences
 from walsender_bridge.postgres.column_masks import CONSTANT, DROP, HASH, ColumnMask
 
 _NUMERIC = ((12 << 16) | 3) + 4
@@ -467,7 +467,7 @@ def test_status_names_the_views_that_do_not_follow():
     refused = ViewVersion("SELECT now()", reason="CURRENT_TIMESTAMP: not supported in a view")
     views = {"views.old": stale, "views.bad": refused, "views.good": VIEW}
     head = Manifest("lake", 1, 4, 3, 1, 0.0, tables={NAME: TABLE}, views=views)
-    assert [*sentences(head)] == [
+    assert [*sentences(problems(head))] == [
         "view views.bad has no rows: CURRENT_TIMESTAMP: not supported in a view",
         "view views.old is stale, as of epoch 3: it waits",
     ]

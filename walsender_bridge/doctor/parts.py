@@ -201,7 +201,9 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
         chain = lake_chain(settings.lake)
         if (head := chain.head()) is not None:
             for each in table_problems.problems(head):
-                yield _of_table(each)
+                yield _of_table(each, Severity.ERROR)
+            for each in table_problems.misnamed(head):
+                yield _of_table(each, Severity.WARNING)
             moved_at = moved(head, read_status(chain), time.time())
     problem = lake_status.problem(settings.run_dir, uri, moved_at)
     errors = (_of_another_log(settings.lake, log_id), problem)
@@ -275,12 +277,12 @@ def _of_another_log(lake: "LakeSection", log_id: str | None) -> TusklineError | 
         return folder.why(error, lake.uri)
 
 
-def _of_table(problem: table_problems.TableProblem) -> Finding:
+def _of_table(problem: table_problems.TableProblem, severity: Severity) -> Finding:
     return Finding(
         problem.kind,
         problem.table,
         problem.what,
-        Severity.ERROR,
+        severity,
         repair=problem.repair,
         cause=Cause.LAKE,
         prevents=False,

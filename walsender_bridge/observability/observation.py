@@ -234,9 +234,11 @@ class Observation:
 
     @property
     def degraded(self) -> list[str]:
-        """What works and is less safe than configured, as sentences with their repairs; no reason to count as dead."""
+        """What works and is less safe than configured, or has another name, as sentences with their repairs; no reason to count as dead."""
         found = [each for stream in self.replicas for each in stream.degraded()]
         found += self.leases
+        if self.lake is not None:
+            found += table_problems.sentences(table_problems.misnamed(self.lake))
         if what := equality_view.trouble(self.equality):
             found.append(f"{what}; {equality_view.REPAIR}")
         if what := delta_view.trouble(self.delta):
@@ -292,7 +294,7 @@ class Observation:
             for problem in gate_view.problems(source.name, source.gate, self.at)
         ]
         if self.lake is not None:
-            found += table_problems.sentences(self.lake)
+            found += table_problems.sentences(table_problems.problems(self.lake))
         elif self.lake_configured and "lake" not in self.errors:
             found.append("lake: no epoch has been published yet")
         found += [

@@ -1,6 +1,6 @@
-"""The tables, views and feeds of the lake that do not follow, with the reasons, for `status`, `top`, `doctor` and `/readyz`. Pure."""
+"""The tables, views and feeds of the lake that do not follow, or not by their configured names, for `status`, `top`, `doctor` and `/readyz`. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ def problems(lake: Any) -> Iterator[TableProblem]:
     for name, table in sorted(lake.tables.items()):
         since = f"as of epoch {table.as_of}"
         again = ""
-        if table.resync and name not in lake.not_copied:
+        if table.resync and (name not in lake.not_copied or _is_of_name(lake.not_copied[name])):
             how = "brought level with its source" if table.is_leveled else "copied again"
             again = f"; it is being {how}"
         if table.state == "held":
@@ -36,12 +36,12 @@ def problems(lake: Any) -> Iterator[TableProblem]:
             yield TableProblem(name, f"is stale, {since}: {table.reason}{again}")
         elif table.state == "paused":
             yield TableProblem(name, f"is paused, {since}", f"tuskline table resume {name}")
+    yield from _names(lake, follow=False)
     for name, reason in sorted(lake.not_copied.items()):
+        if _is_of_name(reason):
+            continue
         what, _, repair = reason.replace(_OLDER_HINT, HINT).partition(HINT)
         what = what.strip().removeprefix(f"{name}: ")
-        if what.startswith(_NAME):
-            yield TableProblem(name, what.removeprefix(_NAME))
-            continue
         again = "it is retried"
         hint = f"{repair.strip()}; {again}" if repair else again
         yield TableProblem(name, f"was not copied: {what}", hint)
@@ -57,8 +57,23 @@ def problems(lake: Any) -> Iterator[TableProblem]:
             yield TableProblem(name, f"is stale, {since}: {feed.reason}", kind="feed")
 
 
-def sentences(lake: Any) -> Iterator[str]:
-    """A sentence for each table, view or feed that does not follow. `lake`: the newest manifest."""
-    for each in problems(lake):
+def misnamed(lake: Any) -> Iterator[TableProblem]:
+    """Each table that the lake has under another name than the configured one. It follows, or `problems` has it. `lake`: the newest manifest."""
+    return _names(lake, follow=True)
+
+
+def _names(lake: Any, *, follow: bool) -> Iterator[TableProblem]:
+    for name, reason in sorted(lake.not_copied.items()):
+        if _is_of_name(reason) and (name in lake.tables) == follow:
+            yield TableProblem(name, reason.removeprefix(_NAME))
+
+
+def _is_of_name(reason: str) -> bool:
+    return reason.startswith(_NAME)
+
+
+def sentences(found: Iterable[TableProblem]) -> Iterator[str]:
+    """A sentence for each."""
+    for each in found:
         hint = f"; {each.repair}" if each.repair else ""
         yield f"{each.kind} {each.table} {each.what}{hint}"

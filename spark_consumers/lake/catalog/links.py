@@ -13,6 +13,7 @@ written `../public/orders%t3-9f0c2a7b11de`, by which it is recognized as ours.
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -78,26 +79,44 @@ def is_ours(name: str, target: str) -> bool:
     return name_of(target) == name != target
 
 
-def follow(root: Path, tables: Mapping[str, str]) -> list[str]:
-    """Make the links those of these tables, by their folders; the names that something else has, which stays.
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The names for which there is no link: `taken` by something else, which stays; `failed`, with the error."""
 
-    Raises `OSError` (read-only, disk full). The caller ensures that no other driver writes them.
+    taken: list[str]
+    failed: dict[str, OSError]
+
+
+def follow(root: Path, tables: Mapping[str, str]) -> Followed:
+    """Make the links those of these tables, by their folders. A link that fails does not keep the others from being made.
+
+    Raises `OSError` if the folders of tables cannot be listed. The caller ensures that no other driver writes the links.
     """
     wanted = links(tables)
     there = dict(_found(root))
+    followed = Followed([], {})
     for name in there.keys() - wanted.keys():
-        (root / name).unlink(missing_ok=True)
-    taken = []
+        try:
+            (root / name).unlink(missing_ok=True)
+        except OSError as error:
+            followed.failed[name] = error
     for name, target in _different(there, wanted).items():
-        if name not in there and os.path.lexists(root / name):
-            taken.append(name)
-            continue
-        draft = root / "_tuskline" / "link.draft"
-        draft.unlink(missing_ok=True)
-        draft.symlink_to(target)
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        draft.rename(root / name)
-    return taken
+        try:
+            if name not in there and os.path.lexists(root / name):
+                followed.taken.append(name)
+                continue
+            _replace(root, name, target)
+        except OSError as error:
+            followed.failed[name] = error
+    return followed
+
+
+def _replace(root: Path, name: str, target: str) -> None:
+    draft = root / "_tuskline" / "link.draft"
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(target)
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    draft.rename(root / name)
 
 
 def _found(root: Path) -> Iterator[tuple[str, str]]:

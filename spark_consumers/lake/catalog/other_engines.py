@@ -28,6 +28,8 @@ from walsender_bridge.runtime import logs
 #: Seconds between two comparisons while no link is published, and until the next one after a failure.
 _CHECK_SECONDS = 60.0
 _AFTER_FAILURE = 1.0
+#: Links that the log names at once.
+_NAMED = 10
 
 log = logs.logger()
 
@@ -112,6 +114,8 @@ class TableNames:
         self._look_at = float("-inf")
         self._failure = ""
         self._taken: set[str] = set()
+        #: By link: its error at the last comparison.
+        self._failed_links: dict[str, str] = {}
 
     def follow(self, head: Manifest) -> None:
         """Set the names to those of this link, our newest: at once after it, and then periodically."""
@@ -161,10 +165,23 @@ class TableNames:
 
     def _follow_links(self, head: Manifest) -> None:
         folders = {name: table.path for name, table in head.readable.items()}
-        taken = set(table_links.follow(self._root, folders))
+        followed = table_links.follow(self._root, folders)
+        taken = set(followed.taken)
         for name in sorted(taken - self._taken):
             log.warning("no link for a table: its name is taken", path=name)
         self._taken = taken
+        failed = {name: str(error) for name, error in followed.failed.items()}
+        unknown = sorted(
+            name for name, error in failed.items() if self._failed_links.get(name) != error
+        )
+        for name in unknown[:_NAMED]:
+            log.warning("a table's link is out of date", path=name, error=failed[name])
+        self._failed_links = failed
+        if failed:
+            raise UnavailableError(
+                f"{len(failed)} of the tables' links are out of date: {', '.join(sorted(failed)[:_NAMED])}",
+                where=str(self._root),
+            )
 
     def _locations(self, head: Manifest, *, thorough: bool) -> Mapping[Name, str | None]:
         tables = head.readable

@@ -11,7 +11,7 @@ none, and is not copied until it can have its name. An epoch that is published k
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -114,10 +114,16 @@ def pending(head: Manifest, names: Given) -> dict[str, str]:
     return {n: to for n, to in names.names.items() if in_lake.get(n, to) != to}
 
 
-def with_names(head: Manifest, names: Given, feed_of: Callable[[str, str], str]) -> Manifest:
+def with_names(
+    head: Manifest,
+    names: Given,
+    feed_of: Callable[[str, str], str],
+    renamed: Collection[str] = (),
+) -> Manifest:
     """The head whose tables and copies have these names in the lake, and whose feeds have the names that follow from them.
 
-    `feed_of`: as in `Targets`. A copy without a name is not part of it.
+    `feed_of`: as in `Targets`. `renamed`: the tables that have another name at their source as of this head: their feeds have the names that go
+    with their target names, which the tables may not have got. A copy without a name is not part of it.
     """
 
     def lake_name(name: str) -> str:
@@ -128,6 +134,7 @@ def with_names(head: Manifest, names: Given, feed_of: Callable[[str, str], str])
     copies = {n: _with_name(copy, lake_name(n)) for n, copy in copies.items()}
     tables = {n: _with_name(table, lake_name(n)) for n, table in head.tables.items()}
     moved = {n for n, table in tables.items() if table is not head.tables[n]}
+    moved |= names.names.keys() & {*renamed}
     feeds = {
         (feed.of in moved and feed_of(feed.of, names.names[feed.of])) or full: feed
         for full, feed in head.feeds.items()

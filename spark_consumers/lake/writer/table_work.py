@@ -246,7 +246,7 @@ class TableWork:
             head = moved(head, self.moves, self._naming)
         for name, to in pending(head, names).items():
             log.info("table has another name in the lake", table=name, to=to)
-        return with_names(head, names, self._targets.feed)
+        return with_names(head, names, self._targets.feed, self.moves.values())
 
     def _given(self, head: Manifest, moves: Mapping[str, str]) -> Given:
         """The names in the lake of the tables of the next epoch, by those that they have at their sources then."""
