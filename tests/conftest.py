@@ -9,6 +9,7 @@ from tests.support import (
     containers,
     etcd,
     extension,
+    order,
     pgbouncer,
     ports,
     resume,
@@ -57,6 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("tuskline")
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.getoption("--seed"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = order.places(dict.fromkeys(item.path for item in items))
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.fixture

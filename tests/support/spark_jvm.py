@@ -35,7 +35,12 @@ _PACKAGE = Path(pyspark.__path__[0])
 ARCHIVE = _CACHE / "spark-classes.jsa"
 _DRIVER, _LAUNCHER = "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"
 #: For the drivers' JVMs, and for executors. Another JVM than HotSpot does not know them.
-SHORT = "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: With the quick compiler alone, compiled code has 48 MB by default: a worker's session fills them in two minutes. From then on its JVM
+#: throws code away, compiles next to nothing, and interprets.
+SHORT = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+    " -XX:+UseSerialGC"
+)
 
 
 def set_up(environment: MutableMapping[str, str], *driver: str) -> None:
