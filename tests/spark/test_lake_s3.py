@@ -31,6 +31,15 @@ from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import TABLES, Pipeline
 from tests.support.s3 import BUCKET, KEYS, FaultProxy, options_at
 from tests.support.stack import Stack
+from tests.support.view_check import (
+    BANK,
+    BY_TITLE,
+    FLAT,
+    JOINED,
+    assert_followed,
+    assert_views_of_epoch,
+    settings_of,
+)
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause, CorruptError, UnavailableError
 
@@ -51,7 +60,9 @@ def in_bucket(spark, tmp_path, database, s3_port):
         yield running
 
 
-def test_a_lake_in_a_bucket_follows_its_source(in_bucket, database, spark, s3_port):
+def test_27_a_lake_in_a_bucket_follows_its_source_and_so_do_its_views(
+    in_bucket, database, spark, s3_port, monkeypatch
+):
     pipeline, store = in_bucket, options_at(s3_port)
     assert_equal(database.dsn, pipeline.flush())
     database.execute(
@@ -74,8 +85,10 @@ def test_a_lake_in_a_bucket_follows_its_source(in_bucket, database, spark, s3_po
     assert_equal(database.dsn, last)
     # Another driver takes the lake over, and goes on.
     database.execute("DELETE FROM docs WHERE id = 1")
-    newer = pipeline.lakehouse(retention_seconds=0.0)
-    assert_equal(database.dsn, pipeline.flush(newer))
+    views = (FLAT, BY_TITLE, JOINED)
+    pipeline.house = pipeline.lakehouse(retention_seconds=0.0, views=views)
+    assert_equal(database.dsn, pipeline.flush())
+    assert_followed(pipeline, database, monkeypatch, views)
     chain = open_chain(pipeline.lake, store)
     found = verify(chain, lambda *_: None)
     assert (found.errors, found.files > 10) == ([], True)
@@ -85,10 +98,11 @@ def test_a_lake_in_a_bucket_follows_its_source(in_bucket, database, spark, s3_po
 
 
 @contextmanager
-def driven(tmp_path, database, port):
+def driven(tmp_path, database, port, views=()):
     """A lake in a bucket that a driver of its own process writes, under load; the driver reaches the bucket by `port`."""
     database.execute(*bank_load.TABLES)
     lines = f'endpoint = "http://127.0.0.1:{port}"\nregion = "us-east-1"\nallow_http = true\n'
+    lines += settings_of(views)
     with Stack(
         tmp_path, {"shop": database.dsn}, epoch_interval=0.5, lake=lines, uri=new_lake()
     ) as stack:
@@ -96,9 +110,9 @@ def driven(tmp_path, database, port):
         yield stack
 
 
-def _all_shown(stack, store):
+def _all_shown(stack, store, views=()):
     head = open_chain(stack.lake, store).head()
-    return head is not None and len(head.readable) == 3
+    return head is not None and len(head.readable) == 3 + len(views)
 
 
 def _links(stack, store):
@@ -111,14 +125,16 @@ def _source(database):
     return Source("shop", database.dsn, "tuskline_shop")
 
 
-def assert_whole_and_clean(spark, stack, store, database):
+def assert_whole_and_clean(spark, stack, store, database, views=()):
     """All that was committed is there, once; each epoch is whole; and nothing is in the bucket that nobody needs."""
     flush(stack.lake, stack.log_address, [_source(database)], timeout=240, store=store)
     assert stack.stop("lake", 120) == 0
     assert_equal(database.dsn, read(spark, stack.lake, store=store))
     links = open_chain(stack.lake, store).links()
-    for epoch in {m.epoch for m in links if len(m.readable) == 3}:
-        bank_load.check(read(spark, stack.lake, epoch=epoch, store=store))
+    for epoch in {m.epoch for m in links if len(m.readable) == 3 + len(views)}:
+        snapshot = read(spark, stack.lake, epoch=epoch, store=store)
+        bank_load.check(snapshot)
+        assert_views_of_epoch(database, snapshot, views)
     assert_no_orphans(spark, stack.lake, store)
 
 
@@ -128,7 +144,7 @@ def assert_whole_and_clean(spark, stack, store, database):
     "places",
     [
         ("before-manifest",),
-        ("staged", "table-written", "before-manifest", "after-manifest"),
+        ("staged", "table-written", "views-staged", "before-manifest", "after-manifest"),
     ],
     ids=["once", "anywhere"],
 )
@@ -136,8 +152,8 @@ def test_a_killed_driver_leaves_whole_epochs_in_the_bucket(
     tmp_path, database, spark, s3_port, seed, places
 ):
     store = options_at(s3_port)
-    with driven(tmp_path, database, s3_port) as stack:
-        wait_for(lambda: _all_shown(stack, store), 240, "the first epoch")
+    with driven(tmp_path, database, s3_port, BANK) as stack:
+        wait_for(lambda: _all_shown(stack, store, BANK), 240, "the first epoch with views")
         with bank_load.load(database.dsn, seed):
             stack.kill("lake")
             for point in places:
@@ -150,7 +166,7 @@ def test_a_killed_driver_leaves_whole_epochs_in_the_bucket(
             stack.start("lake")
             after = _links(stack, store) + 3
             wait_for(lambda: _links(stack, store) >= after, 300, "epochs go on")
-        assert_whole_and_clean(spark, stack, store, database)
+        assert_whole_and_clean(spark, stack, store, database, BANK)
 
 
 FAULTS = ("500", "503", "drop", "hang", "lost", "late")
