@@ -75,7 +75,7 @@ def settings_of(views):
 def assert_followed(pipeline, database, monkeypatch, views):
     """Views of the tables of `lake_pipeline` are PostgreSQL's answer after each epoch, and after one in which the driver ended before it was published.
 
-    `pipeline.house` has the views; so has its successor.
+    The house of the pipeline has the views; so has its successor.
     """
     assert_views(database, pipeline.flush(), views)
     database.execute(*CHANGES[0], *CHANGES[1])
