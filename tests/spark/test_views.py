@@ -27,6 +27,7 @@ from spark_consumers.lake.verify import verify
 from spark_consumers.lake.views import plan
 from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.writer import requests
+from spark_consumers.spark.failures import SPARK_ERRORS
 from tests.support import bank_load
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_no_orphans
@@ -692,12 +693,15 @@ def test_a_view_that_ends_its_driver_again_and_again_is_left_alone(wide, databas
 
 
 def test_a_view_that_cannot_be_run_holds_the_round_up_twice(wide, database, monkeypatch):
-    """A failure that is not the query's own, as without memory."""
-    sink = view_sink.sink
+    """A failure that is not the query's own, as without memory: of PySpark's classes, or of none."""
+    sink, failures = view_sink.sink, []
 
     def without_memory(frame, task, record):
         if isinstance(task, view_sink.StoreRows):
-            raise PySparkException("planted: no memory")
+            failures.append(task)
+            if len(failures) == 1:
+                raise PySparkException("planted: no memory")
+            wide.spark._jvm.java.util.Objects.requireNonNull(None, "planted: no result")
         return sink(frame, task, record)
 
     with_views(wide, FLAT)
@@ -707,7 +711,9 @@ def test_a_view_that_cannot_be_run_holds_the_round_up_twice(wide, database, monk
     database.execute("UPDATE docs SET title = 'on' WHERE id = 1")
     wide.barrier()
     for _ in range(2):
-        with pytest.raises(PySparkException, match="planted"):
+        with pytest.raises(SPARK_ERRORS, match="planted"):
             wide.house.run_once(force=True)
     assert_views(database, wide.flush(), (FLAT,))
-    assert "its query cannot be run: planted" in reason_of(wide, "endless")
+    assert "its query cannot be run: java.lang.NullPointerException: planted" in reason_of(
+        wide, "endless"
+    )

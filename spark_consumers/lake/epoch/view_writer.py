@@ -56,6 +56,7 @@ from spark_consumers.lake.views.plan import (
 )
 from spark_consumers.lake.views.spark_functions import prepare
 from spark_consumers.lake.views.translate import BaseTable, Translation, base_tables, translate
+from spark_consumers.spark.failures import SPARK_ERRORS, line_of
 from walsender_bridge.errors import NotSupportedError, TusklineError
 from walsender_bridge.postgres.table_layout import LayoutRule
 from walsender_bridge.runtime import logs
@@ -64,6 +65,9 @@ log = logs.logger()
 
 #: SQLSTATE classes of errors that a query has for the values that it meets, or for its text.
 _OF_QUERY = ("22", "42")
+#: What an attempt raises that is perhaps the view's own; and what is left to its attempt by itself.
+_OF_VIEW: tuple[type[Exception], ...] = (ViewTimeoutError, NotSupportedError, *SPARK_ERRORS)
+_OF_ATTEMPT: tuple[type[Exception], ...] = (TusklineError, *_OF_VIEW)
 #: Views to which changes are applied at the same time: their queries are planned, and wait, more than they compute.
 _THREADS = 4
 #: In the names of the files of attempts beside others.
@@ -235,7 +239,7 @@ class ViewWriter:
             with self._attempts.attempt(work.definition, beside=True):
                 changes = self._applicable(own, work.action)
                 return None if changes is None else self._apply(own, changes)
-        except (ViewTimeoutError, TusklineError, PySparkException) as error:
+        except _OF_ATTEMPT as error:
             log.debug("view is attempted by itself", view=work.definition.name, reason=str(error))
             return None
 
@@ -290,7 +294,7 @@ class ViewWriter:
         try:
             with self._attempts.attempt(definition):
                 done = self._carried_out(work, action)
-        except (ViewTimeoutError, NotSupportedError, PySparkException) as error:
+        except _OF_VIEW as error:
             reason, is_of_query = _why(error, definition)
             took = time.monotonic() - began
             if not self._attempts.failed(definition, reason, took, of_query=is_of_query):
@@ -539,4 +543,5 @@ def _why(error: Exception, definition: ViewDefinition) -> tuple[str, bool]:
     damage = next((line for line in lines if any(word in line for word in _OF_DAMAGE)), "")
     if damage or state.startswith(_OF_QUERY):
         return f"{FAILED}{(damage or lines[0])[:300]}", True
-    return f"its query cannot be run: {lines[0][:300]}", False
+    line = lines[0] if isinstance(error, PySparkException) else line_of(error)
+    return f"its query cannot be run: {line[:300]}", False
