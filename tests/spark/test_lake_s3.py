@@ -31,6 +31,7 @@ from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import TABLES, Pipeline
 from tests.support.s3 import BUCKET, KEYS, FaultProxy, options_at
 from tests.support.stack import Stack
+from tests.support.view_check import BY_TITLE, FLAT, JOINED, assert_followed
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause, CorruptError, UnavailableError
 
@@ -51,7 +52,9 @@ def in_bucket(spark, tmp_path, database, s3_port):
         yield running
 
 
-def test_a_lake_in_a_bucket_follows_its_source(in_bucket, database, spark, s3_port):
+def test_27_a_lake_in_a_bucket_follows_its_source_and_so_do_its_views(
+    in_bucket, database, spark, s3_port, monkeypatch
+):
     pipeline, store = in_bucket, options_at(s3_port)
     assert_equal(database.dsn, pipeline.flush())
     database.execute(
@@ -74,8 +77,10 @@ def test_a_lake_in_a_bucket_follows_its_source(in_bucket, database, spark, s3_po
     assert_equal(database.dsn, last)
     # Another driver takes the lake over, and goes on.
     database.execute("DELETE FROM docs WHERE id = 1")
-    newer = pipeline.lakehouse(retention_seconds=0.0)
-    assert_equal(database.dsn, pipeline.flush(newer))
+    views = (FLAT, BY_TITLE, JOINED)
+    pipeline.house = pipeline.lakehouse(retention_seconds=0.0, views=views)
+    assert_equal(database.dsn, pipeline.flush())
+    assert_followed(pipeline, database, monkeypatch, views)
     chain = open_chain(pipeline.lake, store)
     found = verify(chain, lambda *_: None)
     assert (found.errors, found.files > 10) == ([], True)

@@ -30,6 +30,7 @@ from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import TABLES, Pipeline
 from tests.support.pin_requests import Pins
 from tests.support.rest_catalog import RestServer
+from tests.support.view_check import BY_TITLE, FLAT, JOINED, assert_followed
 from tests.support.waiting import wait_for
 from walsender_bridge.cli.epochs import cut_tables
 from walsender_bridge.errors import (
@@ -204,6 +205,19 @@ def test_a_feed_is_shown_with_its_table(pipeline, database, server):
     assert sorted(row["_op"] for row in shown) == sorted(
         row._op for row in after["docs_changes"].collect()
     )
+
+
+def test_27_views_are_shown_with_their_tables(pipeline, database, server, monkeypatch):
+    """They are kept as in a folder, and other engines find them beside the tables, at the same epoch."""
+    views = (FLAT, BY_TITLE, JOINED)
+    pipeline.house.close()
+    pipeline.house = pipeline.lakehouse(views=views)
+    assert_followed(pipeline, database, monkeypatch, views)
+    check(pipeline, database, server)
+    shown = catalog_of(server).load_table((*NAMESPACE, STREAM, *FLAT.name.split(".")))
+    found = shown.scan().to_arrow().to_pylist()
+    wanted = of_database(database, FLAT.sql)
+    assert sorted(map(tuple, map(dict.values, found)), key=repr) == wanted
 
 
 def test_a_writer_that_is_taken_over_while_it_shows_an_epoch_changes_no_table(

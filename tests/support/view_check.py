@@ -7,6 +7,7 @@ from decimal import Decimal
 import psycopg
 
 from spark_consumers.lake.views.definition import ViewDefinition
+from tests.support.lake_pipeline import dies
 
 #: Of the tables of `lake_pipeline`.
 FLAT = ViewDefinition("views.titles", "SELECT id, title, n * 2 AS twice FROM docs WHERE id <> 3")
@@ -27,6 +28,64 @@ OUTER = ViewDefinition(
 )
 BAG = ViewDefinition("views.bag", "SELECT DISTINCT a, t FROM bag")
 VIEWS = (FLAT, BY_TITLE, TOTAL, JOINED, OUTER, BAG)
+#: The changes of one epoch each.
+CHANGES = (
+    (
+        "UPDATE docs SET body = repeat('new', 2000), n = 7.125 WHERE id = 1",
+        "UPDATE docs SET title = 'again' WHERE id IN (1, 2, 5)",
+        "UPDATE docs SET id = CASE id WHEN 4 THEN 5 ELSE 4 END + 100 WHERE id IN (4, 5)",
+    ),
+    (
+        "DELETE FROM docs WHERE id = 6",
+        "INSERT INTO docs VALUES (6, 'reborn', NULL, 1.5, 'NaN'), (10, NULL, 'x', NULL, 1), (11, NULL, NULL, 2, 2)",
+        "UPDATE pairs SET b = 'z', a = 2 WHERE a = 1",
+        "INSERT INTO pairs VALUES (2, 'q', '2024-05-05 00:00:00+00', NULL), (9, 'q', NULL, NULL)",
+    ),
+    (
+        "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE t = 'three')",
+        "INSERT INTO bag SELECT * FROM bag",
+        "DELETE FROM docs WHERE title IS NULL",
+    ),
+    ("TRUNCATE pairs", "DELETE FROM docs"),
+    ("INSERT INTO docs SELECT g, 't' || g % 3, NULL, g, 0 FROM generate_series(1, 30) g",),
+)
+#: Of the tables of `bank_load`.
+BANK = (
+    ViewDefinition("views.rich", "SELECT id, balance FROM accounts WHERE balance > 100"),
+    ViewDefinition(
+        "views.by_account",
+        "SELECT account, count(*) AS moves, sum(amount) AS amount, min(amount) AS low, max(amount) AS high FROM audit GROUP BY account",
+    ),
+    ViewDefinition(
+        "views.large",
+        "SELECT a.id, a.balance, m.amount FROM accounts a JOIN audit m ON m.account = a.id WHERE m.amount > 5",
+    ),
+    ViewDefinition(
+        "views.idle",
+        "SELECT a.id FROM accounts a LEFT JOIN audit m ON m.account = a.id WHERE m.account IS NULL",
+    ),
+)
+
+
+def settings_of(views):
+    """The part of a configuration that defines these."""
+    return "".join(f'[[lake.view]]\nname = "{v.name}"\nsql = """{v.sql}"""\n' for v in views)
+
+
+def assert_followed(pipeline, database, monkeypatch, views):
+    """Views of the tables of `lake_pipeline` are PostgreSQL's answer after each epoch, and after one in which the driver ended before it was published.
+
+    The house of the pipeline has the views; so has its successor.
+    """
+    assert_views(database, pipeline.flush(), views)
+    database.execute(*CHANGES[0], *CHANGES[1])
+    assert_views(database, pipeline.flush(), views)
+    database.execute(*CHANGES[2], "TRUNCATE pairs")
+    dies(monkeypatch, pipeline, "views-staged", ["INSERT INTO pairs VALUES (2, 'late')"])
+    pipeline.house = pipeline.lakehouse(views=views)
+    assert_views(database, pipeline.flush(), views)
+    kinds = {view.kind for view in pipeline.head().views.values()}
+    assert kinds == {"incremental"}
 
 
 def assert_views(database, snapshot, views, *, counted=True):

@@ -21,6 +21,7 @@ class ViewQueries:
         self._names: dict[int, str] = {}
         #: Kept, so that no other one gets its identity.
         self._frames: list[DataFrame] = []
+        self._kept: list[DataFrame] = []
         self._lock = threading.Lock()
 
     def query(self, text: str, frames: Mapping[str, "DataFrame"]) -> "DataFrame":
@@ -36,8 +37,26 @@ class ViewQueries:
                 frame.createOrReplaceTempView(name)
             return self._names[id(frame)]
 
+    def kept(self, frame: "DataFrame") -> "DataFrame":
+        """The frame, whose rows Spark's cache keeps until `release`.
+
+        Spark has one entry for equal plans. So a view may have the rows of another one's, and whoever removes them while that one's query
+        still runs has them cached a second time, by nobody's name.
+        """
+        frame.cache()
+        with self._lock:
+            self._kept.append(frame)
+        return frame
+
+    def release(self) -> None:
+        """Remove the rows of all `kept` frames, when no query runs that may read them."""
+        # Those that read others first, or Spark would plan them again without these.
+        while self._kept:
+            self._kept.pop().unpersist()
+
     def close(self) -> None:
-        """Drop the temporary views."""
+        """Drop the temporary views, and what is kept."""
+        self.release()
         for name in self._names.values():
             self._spark.catalog.dropTempView(name)
         self._names.clear()

@@ -6,7 +6,7 @@ fenced and cleaned up as any other; only the link shows it.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -42,7 +42,7 @@ from spark_consumers.lake.policy import copies_on_write
 from spark_consumers.lake.store.place import files_in, place
 from spark_consumers.lake.tables.schema_match import arrays_of, unusable
 from spark_consumers.lake.views.definition import ViewDefinition
-from spark_consumers.lake.views.incremental import SIGN, Flat, Grouped
+from spark_consumers.lake.views.incremental import SIGN, Grouped
 from spark_consumers.lake.views.plan import (
     FAILED,
     Action,
@@ -56,6 +56,7 @@ from spark_consumers.lake.views.plan import (
 )
 from spark_consumers.lake.views.spark_functions import prepare
 from spark_consumers.lake.views.translate import BaseTable, Translation, base_tables, translate
+from spark_consumers.spark.failures import SPARK_ERRORS, line_of
 from walsender_bridge.errors import NotSupportedError, TusklineError
 from walsender_bridge.postgres.table_layout import LayoutRule
 from walsender_bridge.runtime import logs
@@ -64,6 +65,9 @@ log = logs.logger()
 
 #: SQLSTATE classes of errors that a query has for the values that it meets, or for its text.
 _OF_QUERY = ("22", "42")
+#: What an attempt raises that is perhaps the view's own; and what is left to its attempt by itself.
+_OF_VIEW: tuple[type[Exception], ...] = (ViewTimeoutError, NotSupportedError, *SPARK_ERRORS)
+_OF_ATTEMPT: tuple[type[Exception], ...] = (TusklineError, *_OF_VIEW)
 #: Views to which changes are applied at the same time: their queries are planned, and wait, more than they compute.
 _THREADS = 4
 #: In the names of the files of attempts beside others.
@@ -98,9 +102,15 @@ class StagedViews:
 
 @dataclass(frozen=True)
 class _Work:
-    """One view, and the epoch that it is kept at: its tables are `tables`, after those of `head`."""
+    """One view, and the epoch that it is kept at: its tables are `tables`, after those of `head`.
+
+    `view`: what it is in the head, with what its translation `made` says; `action`: what becomes of it.
+    """
 
     definition: ViewDefinition
+    made: Translation
+    view: ViewVersion
+    action: Action
     head: Manifest
     tables: Tables
     changes: EpochChanges
@@ -167,80 +177,71 @@ class ViewWriter:
             return found
         refused = self._refused_session()
         known = base_tables(tables)
-        made = [refused or self._translation(each, known) for each in self._definitions]
-        usable = [each for each in made if isinstance(each, Translation)]
+        made = {each.name: refused or self._translation(each, known) for each in self._definitions}
+        usable = [each for each in made.values() if isinstance(each, Translation)]
         changes = EpochChanges(
             *(self._spark, self._format, self._chain.root, head.tables, tables),
             moves,
             usable,
         )
+        names = {table.lake_name or name for name, table in tables.items()}
+
+        def work_of(definition: ViewDefinition, translation: Translation) -> _Work:
+            view, action = _decided(definition, translation, head, tables, names)
+            of_epoch = (head, tables, changes, queries, version, stage, scratch)
+            return _Work(definition, translation, view, action, *of_epoch)
+
         with closing(changes), closing(ViewQueries(self._spark)) as queries:
-            works = [
-                _Work(each, head, tables, changes, queries, version, stage, scratch)
+            works = {
+                each.name: work_of(each, translation)
                 for each in self._definitions
-            ]
-            done = self._applied_beside(works, made)
-            for work, translation in zip(works, made, strict=True):
-                self._staged_view(work, translation, found, done.get(work.definition.name))
+                if isinstance(translation := made[each.name], Translation)
+            }
+            done = self._applied_beside([*works.values()], queries)
+            for each in self._definitions:
+                translation = made[each.name]
+                if isinstance(translation, NotSupportedError):
+                    text = "; ".join(filter(None, (translation.what, translation.repair)))
+                    before = head.views.get(each.name)
+                    found.views[each.name] = _stale(before, each, head, text)
+                else:
+                    self._keep(works[each.name], found, done.get(each.name))
         return found
 
-    def _applied_beside(
-        self, works: Sequence["_Work"], made: Sequence[Translation | NotSupportedError]
-    ) -> dict[str, "_Done"]:
+    def _applied_beside(self, works: Sequence["_Work"], queries: ViewQueries) -> dict[str, "_Done"]:
         """Apply the changes to several views at a time, those for which it took little time before; what is done for these.
 
         What fails here, or takes longer than such an attempt may, is attempted again by itself, and only that attempt counts: its time, its
         error and its end are the view's own.
         """
         chosen = [
-            (work, each)
-            for work, each in zip(works, made, strict=True)
-            if isinstance(each, Translation) and self._attempts.is_brief(work.definition)
+            each
+            for each in works
+            if isinstance(each.action, Apply) and self._attempts.is_brief(each.definition)
         ]
         if len(chosen) < 2:  # one is beside no other
             return {}
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="views") as pool:
-            attempts = pool.map(lambda each: self._attempted_beside(*each), chosen)
-            names = [work.definition.name for work, _ in chosen]
-            return {name: done for name, done in zip(names, attempts, strict=True) if done}
+        try:
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="views") as pool:
+                attempts = [*pool.map(self._attempted_beside, chosen)]
+        finally:
+            queries.release()
+        names = [work.definition.name for work in chosen]
+        return {name: done for name, done in zip(names, attempts, strict=True) if done}
 
-    def _attempted_beside(self, work: "_Work", made: Translation) -> "_Done | None":
-        before, action = self._decided(work, made)
-        if not isinstance(action, Apply) or self._attempts.waiting(work.definition) is not None:
+    def _attempted_beside(self, work: "_Work") -> "_Done | None":
+        if self._attempts.waiting(work.definition) is not None:
             return None
-        view = _described(before, work.definition, made)
+        assert isinstance(work.action, Apply)
         # A task that is cancelled may write for a while longer: its files have names of their own.
         own = replace(work, part=f"-{_BESIDE}", scratch=f"{work.scratch}/{_BESIDE}")
         try:
             with self._attempts.attempt(work.definition, beside=True):
-                changes = self._applicable(own, made, action)
-                return None if changes is None else self._apply(own, view, made, changes)
-        except (ViewTimeoutError, TusklineError, PySparkException) as error:
+                changes = self._applicable(own, work.action)
+                return None if changes is None else self._apply(own, changes)
+        except _OF_ATTEMPT as error:
             log.debug("view is attempted by itself", view=work.definition.name, reason=str(error))
             return None
-
-    def _decided(self, work: "_Work", made: Translation) -> tuple[ViewVersion | None, Action]:
-        """The view in the head, and what becomes of it."""
-        name = work.definition.name
-        before = work.head.views.get(name)
-        full = _described(before, work.definition, made).full_name(name)
-        taken = any(full == (table.lake_name or each) for each, table in work.tables.items())
-        return before, decide(before, made, work.head.tables, work.tables, taken=taken)
-
-    def _staged_view(
-        self,
-        work: "_Work",
-        made: Translation | NotSupportedError,
-        found: StagedViews,
-        done: "_Done | None",
-    ) -> None:
-        name, head = work.definition.name, work.head
-        before = head.views.get(name)
-        if isinstance(made, NotSupportedError):
-            text = f"{made.what}; {made.repair}" if made.repair else made.what
-            found.views[name] = _stale(before, work.definition, head, text)
-        else:
-            self._keep(work, made, found, done)
 
     def _refused_session(self) -> NotSupportedError | None:
         """Why no view can be kept in this session."""
@@ -265,68 +266,62 @@ class ViewWriter:
             before = self._translated[definition.name] = facts, made
         return before[1]
 
-    def _keep(
-        self, work: "_Work", made: Translation, found: StagedViews, beside: "_Done | None"
-    ) -> None:
-        name = work.definition.name
-        before, action = self._decided(work, made)
-        view = _described(before, work.definition, made)
-        full = view.full_name(name)
-        done = beside or self._attempted(work, view, made, action)
+    def _keep(self, work: "_Work", found: StagedViews, beside: "_Done | None") -> None:
+        name, view = work.definition.name, work.view
+        done = beside or self._attempted(work)
         if isinstance(done, Stale):
+            before = work.head.views.get(name)
             found.views[name] = _stale(before, work.definition, work.head, done.reason)
             return
         table, target, staged = done
-        paths = tuple(work.tables[each].path for each in made.tables)
+        paths = tuple(work.tables[each].path for each in work.made.tables)
         found.views[name] = replace(view, table=table, paths=paths, reason="")
         if staged is not None and target is not None:
+            full = view.full_name(name)
             found.targets[full], found.staged[full] = target, staged
 
-    def _attempted(
-        self, work: "_Work", view: ViewVersion, made: Translation, action: Action
-    ) -> "Stale | _Done":
+    def _attempted(self, work: "_Work") -> "Stale | _Done":
         """What becomes of the view, in the time that it may take (`views.patience`)."""
+        action = work.action
         if isinstance(action, Stale):
             return action
         if isinstance(action, Keep):
-            assert view.table is not None
-            return _Done(view.table)
+            assert work.view.table is not None
+            return _Done(work.view.table)
         definition, began = work.definition, time.monotonic()
         if (reason := self._attempts.waiting(definition)) is not None:
             return Stale(reason)
         try:
             with self._attempts.attempt(definition):
-                done = self._carried_out(work, view, made, action)
-        except (ViewTimeoutError, NotSupportedError, PySparkException) as error:
+                done = self._carried_out(work, action)
+        except _OF_VIEW as error:
             reason, is_of_query = _why(error, definition)
             took = time.monotonic() - began
             if not self._attempts.failed(definition, reason, took, of_query=is_of_query):
                 raise
             return Stale(reason)
+        finally:
+            work.queries.release()
         self._attempts.succeeded(definition, time.monotonic() - began)
         return done
 
-    def _carried_out(
-        self, work: "_Work", view: ViewVersion, made: Translation, action: Compute | Apply
-    ) -> "_Done":
+    def _carried_out(self, work: "_Work", action: Compute | Apply) -> "_Done":
         if isinstance(action, Apply):
-            changes = self._applicable(work, made, action)
+            changes = self._applicable(work, action)
             if changes is not None:
-                return self._apply(work, view, made, changes)
+                return self._apply(work, changes)
             action = Compute("most rows, or the columns, of its tables have changed")
-        return self._compute(work, view, made, action)
+        return self._compute(work, action)
 
     # -- computed from the tables -----------------------------------------------------------------------
 
-    def _compute(
-        self, work: "_Work", view: ViewVersion, made: Translation, action: Compute
-    ) -> "_Done":
-        table = view.table
+    def _compute(self, work: "_Work", action: Compute) -> "_Done":
+        table, made = work.view.table, work.made
         if action.anew or table is None:
-            table = self._created(work.definition.name, view, made)
+            table = self._created(work)
         log.info("view is computed", view=work.definition.name, why=action.why)
-        target = self._target(work, view, made, table)
-        frame = work.queries.query(made.stored, self._frames(work.tables, made))
+        target = self._target(work, table)
+        frame = work.queries.query(made.stored, self._frames(work))
         files = self._stored(work, frame, target)
         rows = sum(file.rows for file in files)
         base = table.snapshot_id or None
@@ -364,18 +359,16 @@ class ViewWriter:
             if is_own and checksums.file_of(file) is None and str(file) not in wanted:
                 checksums.remove(file)
 
-    def _created(self, name: str, view: ViewVersion, made: Translation) -> TableVersion:
-        full = view.full_name(name)
-        table = self._new.create(full, made.columns)
+    def _created(self, work: "_Work") -> TableVersion:
+        full = work.view.full_name(work.definition.name)
+        table = self._new.create(full, work.made.columns)
         return replace(table, copy_on_write=copies_on_write(self._deletes, full))
 
     # -- changes ----------------------------------------------------------------------------------------
 
-    def _applicable(
-        self, work: "_Work", made: Translation, action: Apply
-    ) -> dict[str, list[ChangedFile]] | None:
+    def _applicable(self, work: "_Work", action: Apply) -> dict[str, list[ChangedFile]] | None:
         """The data files with changed rows of these tables, by name; None if data files alone do not tell, or if the rows are too many."""
-        found = {}
+        found, made = {}, work.made
         for name in {made.tables[number] for number in action.changed}:
             files = work.changes.files(name)
             if files is None:
@@ -384,18 +377,12 @@ class ViewWriter:
         rows = sum(work.tables[made.tables[number]].rows for number in action.changed)
         return None if is_too_much(count(found), rows) else found
 
-    def _apply(
-        self,
-        work: "_Work",
-        view: ViewVersion,
-        made: Translation,
-        changes: Mapping[str, Sequence[ChangedFile]],
-    ) -> "_Done":
-        assert view.table is not None
-        assert made.incremental is not None
-        table, form = view.table, made.incremental
+    def _apply(self, work: "_Work", changes: Mapping[str, Sequence[ChangedFile]]) -> "_Done":
+        table, made, form = work.view.table, work.made, work.made.incremental
+        assert table is not None
+        assert form is not None
         terms = [
-            work.queries.query(form.term(number), self._frames_of_term(work, made, number))
+            work.queries.query(form.term(number), self._frames_of_term(work, number))
             for number, name in enumerate(made.tables)
             if changes.get(name)
         ]
@@ -406,18 +393,10 @@ class ViewWriter:
             union = union.unionAll(term)
         # How many rows the union has at most, if that is known: a join may multiply them.
         most = count(changes) if len(made.tables) == 1 else None
-        cached: list[DataFrame] = []
-        try:
-            frame = (
-                union
-                if isinstance(form, Flat)
-                else self._of_groups(work, made, form, table, union, most, cached)
-            )
-            target = self._target(work, view, made, table)
-            staged = self._staged(work, frame, target, most)
-        finally:
-            for each in cached:
-                each.unpersist()
+        if isinstance(form, Grouped):
+            union = self._of_groups(work, form, table, union, most)
+        target = self._target(work, table)
+        staged = self._staged(work, union, target, most)
         if staged is not None:
             check_rows(table.rows + staged.added, work.definition.max_rows)
         return _Done(table, target, staged)
@@ -438,21 +417,10 @@ class ViewWriter:
         return joined(staged) if staged else None
 
     def _of_groups(
-        self,
-        work: "_Work",
-        made: Translation,
-        form: Grouped,
-        table: TableVersion,
-        union: DataFrame,
-        most: int | None,
-        cached: list[DataFrame],
+        self, work: "_Work", form: Grouped, table: TableVersion, union: DataFrame, most: int | None
     ) -> DataFrame:
         """The rows of the view's table that are removed and added, with their signs. `most`: rows of the union."""
-
-        def kept(frame: DataFrame) -> DataFrame:
-            cached.append(frame.cache())
-            return frame
-
+        kept = work.queries.kept
         query = work.queries.query
         if not form.unknown:
             groups = query(form.changed_groups, {"u": union})
@@ -463,24 +431,20 @@ class ViewWriter:
         if not (several := unknown.count()):
             return query(form.replaced, frames)
         frames["r"] = sent(unknown, several)
-        computed = query(form.again, {**self._frames(work.tables, made), "r": frames["r"]})
+        computed = query(form.again, {**self._frames(work), "r": frames["r"]})
         removed, added = query(form.removed, frames), query(form.added, frames)
         return removed.unionAll(added).unionAll(computed)
 
     # -- frames -----------------------------------------------------------------------------------------
 
-    def _frames(self, tables: Tables, made: Translation) -> dict[str, DataFrame]:
-        return {f"t{number}": self._read(tables[name]) for number, name in enumerate(made.tables)}
+    def _frames(self, work: "_Work") -> dict[str, DataFrame]:
+        names = work.made.tables
+        return {f"t{number}": self._read(work.tables[name]) for number, name in enumerate(names)}
 
-    def _frames_of_term(
-        self,
-        work: "_Work",
-        made: Translation,
-        changed: int,
-    ) -> dict[str, DataFrame]:
+    def _frames_of_term(self, work: "_Work", changed: int) -> dict[str, DataFrame]:
         """The tables of one term: those before the changed one as they are now, those behind it as they were (`incremental`)."""
         frames = {}
-        for number, name in enumerate(made.tables):
+        for number, name in enumerate(work.made.tables):
             if number == changed:
                 frames[f"t{number}"] = work.changes.frame(name)
             else:
@@ -494,16 +458,14 @@ class ViewWriter:
         )
         return frame if table.key else frame.drop(ROW_ID)
 
-    def _target(
-        self, work: "_Work", view: ViewVersion, made: Translation, table: TableVersion
-    ) -> Target:
-        full, path = view.full_name(work.definition.name), self._path(table)
+    def _target(self, work: "_Work", table: TableVersion) -> Target:
+        full, path = work.view.full_name(work.definition.name), self._path(table)
         return replace(
             Target.of(
                 full,
                 table,
                 f"{path}/data/{work.stage}{work.part}",
-                made.columns,
+                work.made.columns,
                 self._format.schemas(path)[1],
             ),
             copy_on_write=copies_on_write(self._deletes, full),
@@ -539,6 +501,20 @@ def _described(
     )
 
 
+def _decided(
+    definition: ViewDefinition,
+    made: Translation,
+    head: Manifest,
+    tables: Tables,
+    names: Collection[str],
+) -> tuple[ViewVersion, Action]:
+    """The view as its translation describes it, and what becomes of it. `names`: the tables', for readers."""
+    before = head.views.get(definition.name)
+    view = _described(before, definition, made)
+    taken = view.full_name(definition.name) in names
+    return view, decide(before, made, head.tables, tables, taken=taken)
+
+
 def _stale(
     before: ViewVersion | None, definition: ViewDefinition, head: Manifest, reason: str
 ) -> ViewVersion:
@@ -567,4 +543,5 @@ def _why(error: Exception, definition: ViewDefinition) -> tuple[str, bool]:
     damage = next((line for line in lines if any(word in line for word in _OF_DAMAGE)), "")
     if damage or state.startswith(_OF_QUERY):
         return f"{FAILED}{(damage or lines[0])[:300]}", True
-    return f"its query cannot be run: {lines[0][:300]}", False
+    line = lines[0] if isinstance(error, PySparkException) else line_of(error)
+    return f"its query cannot be run: {line[:300]}", False
