@@ -307,7 +307,7 @@ def test_an_epoch_reads_of_a_table_only_what_has_changed_for_its_views(
     )
     read_rows, computed, plans = [], [], []
     files, compute = table_changes.changes_tasks, view_writer.ViewWriter._compute
-    write = view_sink.sink
+    write, collect = view_sink.sink, view_sink.collected
 
     def reading(folder, changed, schema, sign):
         read_rows.append((sum(file.rows for file in changed), schema.names))
@@ -321,8 +321,13 @@ def test_an_epoch_reads_of_a_table_only_what_has_changed_for_its_views(
         computed.append(work.definition.name)
         return compute(self, work, *rest)
 
+    def collecting(frame, *rest):
+        plans.append(frame._jdf.queryExecution().executedPlan().toString())
+        return collect(frame, *rest)
+
     monkeypatch.setattr(epoch_changes, "changes_tasks", reading)
     monkeypatch.setattr(view_writer, "sink", writing)
+    monkeypatch.setattr(view_writer, "collected", collecting)
     monkeypatch.setattr(view_writer.ViewWriter, "_compute", computing)
     with Pipeline(spark, tmp_path, database, ("public.facts",)) as pipeline:
         with_views(pipeline, *views)
@@ -355,7 +360,7 @@ def test_views_of_the_same_rows_share_what_is_cached_until_both_are_done(
     monkeypatch.setattr(view_attempts, "_BRIEF", 600.0)
     monkeypatch.setattr(view_attempts, "_BESIDE", 600.0)
     assert_views(database, pipeline.flush(), views)
-    apply, write = view_writer.ViewWriter._apply, view_sink.sink
+    apply, collect = view_writer.ViewWriter._apply, view_sink.collected
     both, first_is_done, read_from_cache = threading.Barrier(2), threading.Event(), []
 
     def applied(self, *rest):
@@ -368,10 +373,10 @@ def test_views_of_the_same_rows_share_what_is_cached_until_both_are_done(
             assert first_is_done.wait(120)
         plan = frame._jdf.queryExecution().executedPlan().toString()
         read_from_cache.append(plan.count("InMemoryTableScan"))
-        return write(frame, *rest)
+        return collect(frame, *rest)
 
     monkeypatch.setattr(view_writer.ViewWriter, "_apply", applied)
-    monkeypatch.setattr(view_writer, "sink", one_after_the_other)
+    monkeypatch.setattr(view_writer, "collected", one_after_the_other)
     database.execute("UPDATE docs SET n = n + 1, title = 'x'")
     assert_views(database, pipeline.flush(), views)
     first, second = read_from_cache

@@ -548,11 +548,12 @@ def test_changes_are_divided_by_columns_whatever_their_names(monkeypatch):
     frame = MagicMock()
     frame.columns = ["id", "a.b", "c`d", SIGN]
     monkeypatch.setattr(writer, "_remove_left", MagicMock())
-    what = MagicMock(scratch=""), frame, MagicMock(scratch_name="")
+    what = MagicMock(scratch="", part=""), frame, MagicMock(scratch_name="")
     for most in (None, FEW + 1):
         assert writer._staged(*what, most) is None
         frame.repartition.assert_called_once_with("`id`", "`a.b`", "`c``d`")
         frame.reset_mock()
+    frame.limit.assert_not_called()
     # Few rows are one task's as they come.
     assert writer._staged(*what, FEW) is None
     frame.repartition.assert_not_called()

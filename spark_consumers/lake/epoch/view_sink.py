@@ -136,6 +136,18 @@ def sink(frame: "DataFrame", task: SinkTask, record: str) -> list[Any]:
     return found
 
 
+def collected(frame: "DataFrame", task: SinkTask, most: int, known: int | None) -> list[Any] | None:
+    """Give the rows of `frame` to the task in this process; what it has made. None, and nothing is made, if they are more than `most`.
+
+    `known`: they are no more than this, if that is known. What Spark and its Python workers do for a write by a data source takes longer
+    than few rows do.
+    """
+    if known is not None and known > most:
+        return None
+    rows = (frame.limit(most + 1) if known is None else frame).toArrow()
+    return None if len(rows) > most else [task.run(iter(rows.to_batches()), "collected")]
+
+
 def _run(work: tuple[SinkTask, Iterator[pa.RecordBatch], str]) -> Any:
     task, batches, attempt = work
     return task.run(batches, attempt)

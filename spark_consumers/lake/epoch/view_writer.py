@@ -29,6 +29,7 @@ from spark_consumers.lake.epoch.view_sink import (
     StageChanges,
     StoreRows,
     check_rows,
+    collected,
     sink,
 )
 from spark_consumers.lake.format import checksums
@@ -70,6 +71,8 @@ _OF_VIEW: tuple[type[Exception], ...] = (ViewTimeoutError, NotSupportedError, *S
 _OF_ATTEMPT: tuple[type[Exception], ...] = (TusklineError, *_OF_VIEW)
 #: Views to which changes are applied at the same time: their queries are planned, and wait, more than they compute.
 _THREADS = 4
+#: Rows of a view's changes that the driver takes.
+_COLLECTED = 10_000
 #: In the names of the files of attempts beside others.
 _BESIDE = "beside"
 #: How Spark says that a data file of a table is damaged, which no attempt mends.
@@ -219,7 +222,7 @@ class ViewWriter:
             for each in works
             if isinstance(each.action, Apply) and self._attempts.is_brief(each.definition)
         ]
-        if len(chosen) < 2:  # one is beside no other
+        if not chosen:
             return {}
         try:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="views") as pool:
@@ -404,14 +407,20 @@ class ViewWriter:
     def _staged(
         self, work: "_Work", frame: DataFrame, target: Target, most: int | None
     ) -> Staged | None:
-        """The rows with signs, staged: equal ones by one task. Few rows, by one task without a shuffle."""
+        """The rows with signs, staged: equal ones by one task. Few rows, by one task without a shuffle, or, in an attempt beside others, by the driver.
+
+        Only there, so that if it has not the memory for them, or takes too long, the attempt by itself does without it.
+        """
         record = f"{work.scratch}/{target.scratch_name}-view.pickle"
         # Spark takes a dot in a name that is not quoted for one of a struct's fields.
         names = ["`" + name.replace("`", "``") + "`" for name in frame.columns if name != SIGN]
         is_few = most is not None and most <= FEW
-        parts = frame.coalesce(1) if is_few else frame.repartition(*names)
         task = StageChanges(target, work.scratch, work.definition.max_rows)
-        made: list[Staged | None] = sink(parts, task, record)
+        made: list[Staged | None] | None = None
+        if work.part:
+            made = collected(frame, task, _COLLECTED, most)
+        if made is None:
+            made = sink(frame.coalesce(1) if is_few else frame.repartition(*names), task, record)
         staged = [each for each in made if each is not None]
         self._remove_left(work, target, [file for each in staged for file in each.rows])
         return joined(staged) if staged else None
