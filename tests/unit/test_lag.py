@@ -12,7 +12,7 @@ from walsender_bridge.observability.observation import Observation, SourceView
 COMMITTED = 1_000_000_000_000_000
 
 
-SERVER = {"server_lsn": 1100, "write_lag": None, "flush_lag": None}
+SERVER: dict[str, object] = {"server_lsn": 1100, "write_lag": None, "flush_lag": None}
 
 
 def seconds(
