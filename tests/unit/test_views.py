@@ -58,6 +58,8 @@ ORDERS = BaseTable(
         ("tags", 1009, -1),
         ("doc", 3802, -1),
         ("span", 1186, -1),
+        ("point", 16400, -1),
+        ("fine", 1700, ((30 << 16) | 20) + 4),
     ),
 )
 CUSTOMERS = BaseTable(
@@ -155,6 +157,12 @@ def test_the_form_of_a_query_says_how_its_view_is_kept(sql, form):
         ("SELECT amount::numeric(3, 2, 1) AS a FROM orders", "a cast to DECIMAL(3, 2, 1)"),
         ("SELECT id::numeric(id) AS a FROM orders", "a cast to DECIMAL(ID)"),
         ("SELECT count() AS n FROM orders", "has no argument"),
+        ("SELECT id FROM orders WHERE point IS NULL", "may be composite"),
+        ("SELECT CASE WHEN ok THEN point END IS NOT NULL AS p FROM orders", "may be composite"),
+        ("SELECT id + 1_000 FROM orders", "1_000: a number has decimal digits only"),
+        ("SELECT id + 0o17 FROM orders", "0o17: a number has decimal digits only"),
+        ("SELECT avg(coalesce(fine, 1)) FROM orders", "cast the argument to numeric(30,20)"),
+        ("SELECT avg(greatest(fine, id) + 1) FROM orders", "cast the argument to numeric(31,20)"),
         ("SELECT user FROM orders", "in double quotes"),
         ('SELECT id AS "${env:HOME}" FROM orders', "another name"),
         ("SELECT c.* FROM orders", "FROM has no such table"),
@@ -290,6 +298,26 @@ def test_names_and_texts_are_quoted():
 )
 def test_an_average_has_postgresqls_digits(total, count, scale, text):
     assert average(total, count, scale) == text
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "fine",
+        "coalesce(fine, 1)::numeric(30,20)",
+        "round(coalesce(fine, 1), 2)",
+        "fine + coalesce(fine, 1)",
+        "coalesce(amount, 0)",
+    ],
+)
+def test_an_average_is_kept_where_its_digits_do_not_depend_on_single_values(argument):
+    assert translate(f"SELECT avg({argument}) FROM orders", TABLES).incremental
+
+
+def test_a_number_that_is_rounded_to_more_digits_has_them():
+    """As PostgreSQL's, whose average has as many."""
+    made = translate("SELECT round(amount, 5) AS a FROM orders", TABLES)
+    assert str(made.columns.field("a").type) == "decimal128(14, 5)"
 
 
 # -- what an epoch does ---------------------------------------------------------------------------------
