@@ -146,6 +146,7 @@ def test_the_form_of_a_query_says_how_its_view_is_kept(sql, form):
         ("DELETE FROM orders", "must be one SELECT"),
         ("SELECT id FROM orders; SELECT 1", "must be one SELECT"),
         ("SELEC id", "SELECT"),
+        ("SELECT id FROM orders ? at", "cannot be read"),
         ("SELECT amount * amount * amount * amount AS a FROM orders", "38 digits"),
         ("SELECT E'a\\n' AS t FROM orders", "not supported"),
         ('SELECT note COLLATE "C" AS t FROM orders', "not supported"),

@@ -132,7 +132,7 @@ def parsed(sql: str) -> exp.Expression:
     try:
         tokens = tokenize(sql, dialect="postgres")
         found = [each for each in parse(sql, dialect="postgres") if each is not None]
-    except SqlglotError as error:
+    except (SqlglotError, ValueError) as error:  # The latter for parts that no node can have.
         line = str(error).partition("\n")[0]
         raise refused(f"the SQL cannot be read: {line}", "check the view's SQL with psql") from None
     for one, behind in pairwise(tokens):
