@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pyarrow as pa
 import pytest
 
-from spark_consumers.lake.epoch import view_attempts, view_writer
+from spark_consumers.lake.epoch import view_attempts, view_sink, view_writer
 from spark_consumers.lake.epoch.epoch_changes import FEW, columns_of
 from spark_consumers.lake.epoch.table_changes import (
     ChangedFile,
@@ -31,6 +31,7 @@ from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.views.incremental import SIGN, Flat, Grouped
 from spark_consumers.lake.views.plan import Apply, Compute, Keep, Stale, decide
 from spark_consumers.lake.views.translate import BaseTable, base_tables, translate
+from spark_consumers.spark.failures import line_of
 from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.observability.table_problems import problems, sentences
 from walsender_bridge.postgres.column_masks import CONSTANT, DROP, HASH, ColumnMask
@@ -566,6 +567,24 @@ def test_an_attempt_beside_others_is_stopped_soon_and_leaves_no_record(monkeypat
     with pytest.raises(ViewTimeoutError):
         run()
     store.replace.assert_not_called()
+
+
+@pytest.mark.parametrize(("limit", "action"), [(10, Stale), (20, Compute)])
+def test_a_view_with_too_many_rows_is_tried_again_when_its_limit_is_another(limit, action):
+    """Also if none of its tables has changed since."""
+    reason = f"{plan.FAILED}{view_sink.TOO_MANY.format(10)}"
+    table = replace(VIEW_TABLE, state=STALE, as_of=3, reason=reason)
+    head = MagicMock(
+        tables={NAME: TABLE}, views={"views.v": replace(VIEW, table=table, reason=reason)}
+    )
+    definition = ViewDefinition("views.v", "SELECT id FROM orders", max_rows=limit)
+    found = view_writer._decided(definition, MADE, head, head.tables, {NAME})
+    assert isinstance(found[1], action)
+
+
+def test_the_reason_of_an_error_of_the_jvm_is_named():
+    text = "An error occurred while calling o1.save.\n: java.lang.OutOfMemoryError: Java heap space\n\tat a.B"
+    assert line_of(RuntimeError(text)) == "java.lang.OutOfMemoryError: Java heap space"
 
 
 def test_changes_are_divided_by_columns_whatever_their_names(monkeypatch):
