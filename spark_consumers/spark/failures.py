@@ -20,5 +20,7 @@ SPARK_ERRORS: Final = _errors()
 def line_of(error: Exception) -> str:
     """The line of what Spark raises that has the reason: with a JVM of its own, the first one names only the call."""
     text = str(error)
-    line = next((li for li in text.splitlines() if "Exception: " in li), text.partition("\n")[0])
+    known = ("Exception: ", "Error: ")
+    lines = text.splitlines()
+    line = next((li for li in lines if any(word in li for word in known)), text.partition("\n")[0])
     return line.strip(": ")[:300]

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pyarrow as pa
 import pytest
 
-from spark_consumers.lake.epoch import view_attempts, view_writer
+from spark_consumers.lake.epoch import view_attempts, view_sink, view_writer
 from spark_consumers.lake.epoch.epoch_changes import FEW, columns_of
 from spark_consumers.lake.epoch.table_changes import (
     ChangedFile,
@@ -31,6 +31,7 @@ from spark_consumers.lake.views.definition import ViewDefinition
 from spark_consumers.lake.views.incremental import SIGN, Flat, Grouped
 from spark_consumers.lake.views.plan import Apply, Compute, Keep, Stale, decide
 from spark_consumers.lake.views.translate import BaseTable, base_tables, translate
+from spark_consumers.spark.failures import line_of
 from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.observability.table_problems import problems, sentences
 from walsender_bridge.postgres.column_masks import CONSTANT, DROP, HASH, ColumnMask
@@ -58,6 +59,8 @@ ORDERS = BaseTable(
         ("tags", 1009, -1),
         ("doc", 3802, -1),
         ("span", 1186, -1),
+        ("point", 16400, -1),
+        ("fine", 1700, ((30 << 16) | 20) + 4),
     ),
 )
 CUSTOMERS = BaseTable(
@@ -144,6 +147,7 @@ def test_the_form_of_a_query_says_how_its_view_is_kept(sql, form):
         ("DELETE FROM orders", "must be one SELECT"),
         ("SELECT id FROM orders; SELECT 1", "must be one SELECT"),
         ("SELEC id", "SELECT"),
+        ("SELECT id FROM orders ? at", "cannot be read"),
         ("SELECT amount * amount * amount * amount AS a FROM orders", "38 digits"),
         ("SELECT E'a\\n' AS t FROM orders", "not supported"),
         ('SELECT note COLLATE "C" AS t FROM orders', "not supported"),
@@ -155,6 +159,12 @@ def test_the_form_of_a_query_says_how_its_view_is_kept(sql, form):
         ("SELECT amount::numeric(3, 2, 1) AS a FROM orders", "a cast to DECIMAL(3, 2, 1)"),
         ("SELECT id::numeric(id) AS a FROM orders", "a cast to DECIMAL(ID)"),
         ("SELECT count() AS n FROM orders", "has no argument"),
+        ("SELECT id FROM orders WHERE point IS NULL", "may be composite"),
+        ("SELECT CASE WHEN ok THEN point END IS NOT NULL AS p FROM orders", "may be composite"),
+        ("SELECT id + 1_000 FROM orders", "1_000: a number has decimal digits only"),
+        ("SELECT id + 0o17 FROM orders", "0o17: a number has decimal digits only"),
+        ("SELECT avg(coalesce(fine, 1)) FROM orders", "cast the argument to numeric(30,20)"),
+        ("SELECT avg(greatest(fine, id) + 1) FROM orders", "cast the argument to numeric(31,20)"),
         ("SELECT user FROM orders", "in double quotes"),
         ('SELECT id AS "${env:HOME}" FROM orders', "another name"),
         ("SELECT c.* FROM orders", "FROM has no such table"),
@@ -290,6 +300,26 @@ def test_names_and_texts_are_quoted():
 )
 def test_an_average_has_postgresqls_digits(total, count, scale, text):
     assert average(total, count, scale) == text
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "fine",
+        "coalesce(fine, 1)::numeric(30,20)",
+        "round(coalesce(fine, 1), 2)",
+        "fine + coalesce(fine, 1)",
+        "coalesce(amount, 0)",
+    ],
+)
+def test_an_average_is_kept_where_its_digits_do_not_depend_on_single_values(argument):
+    assert translate(f"SELECT avg({argument}) FROM orders", TABLES).incremental
+
+
+def test_a_number_that_is_rounded_to_more_digits_has_them():
+    """As PostgreSQL's, whose average has as many."""
+    made = translate("SELECT round(amount, 5) AS a FROM orders", TABLES)
+    assert str(made.columns.field("a").type) == "decimal128(14, 5)"
 
 
 # -- what an epoch does ---------------------------------------------------------------------------------
@@ -537,6 +567,24 @@ def test_an_attempt_beside_others_is_stopped_soon_and_leaves_no_record(monkeypat
     with pytest.raises(ViewTimeoutError):
         run()
     store.replace.assert_not_called()
+
+
+@pytest.mark.parametrize(("limit", "action"), [(10, Stale), (20, Compute)])
+def test_a_view_with_too_many_rows_is_tried_again_when_its_limit_is_another(limit, action):
+    """Also if none of its tables has changed since."""
+    reason = f"{plan.FAILED}{view_sink.TOO_MANY.format(10)}"
+    table = replace(VIEW_TABLE, state=STALE, as_of=3, reason=reason)
+    head = MagicMock(
+        tables={NAME: TABLE}, views={"views.v": replace(VIEW, table=table, reason=reason)}
+    )
+    definition = ViewDefinition("views.v", "SELECT id FROM orders", max_rows=limit)
+    found = view_writer._decided(definition, MADE, head, head.tables, {NAME})
+    assert isinstance(found[1], action)
+
+
+def test_the_reason_of_an_error_of_the_jvm_is_named():
+    text = "An error occurred while calling o1.save.\n: java.lang.OutOfMemoryError: Java heap space\n\tat a.B"
+    assert line_of(RuntimeError(text)) == "java.lang.OutOfMemoryError: Java heap space"
 
 
 def test_changes_are_divided_by_columns_whatever_their_names(monkeypatch):

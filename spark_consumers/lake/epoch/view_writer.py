@@ -521,7 +521,11 @@ def _decided(
     before = head.views.get(definition.name)
     view = _described(before, definition, made)
     taken = view.full_name(definition.name) in names
-    return view, decide(before, made, head.tables, tables, taken=taken)
+    # A failure of the values is one until these change, but for that of a limit.
+    reason = "" if before is None else before.reason
+    of_limit = reason.startswith(f"{FAILED}{TOO_MANY.partition('{')[0]}")
+    other = of_limit and reason != FAILED + TOO_MANY.format(definition.max_rows)
+    return view, decide(before, made, head.tables, tables, taken=taken, has_other_limit=other)
 
 
 def _stale(

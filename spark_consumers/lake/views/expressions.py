@@ -14,7 +14,7 @@ both. All else is refused by name: nothing is passed on because its spelling is 
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from sqlglot import exp
@@ -282,7 +282,13 @@ def _is(made: Expressions, node: exp.Is) -> Typed:
     value, negated = node.expression, bool(node.args.get("negate"))
     if isinstance(value, exp.Null):
         word = "IS NOT NULL" if negated else "IS NULL"
-        return Typed(f"({made.of(node.this).text} {word})", BOOL)
+        found = made.of(node.this)
+        if found.type.may_be_row:
+            # One of a composite type is NULL in PostgreSQL if all its fields are.
+            raise refused(
+                f"{_short(node)}: the type is not one of PostgreSQL's own, and may be composite"
+            )
+        return Typed(f"({found.text} {word})", BOOL)
     if isinstance(value, exp.Boolean):
         text = f"({made.condition(node.this)} <=> {'TRUE' if value.this else 'FALSE'})"
         return Typed(f"(NOT {text})" if negated else text, BOOL)
@@ -349,10 +355,13 @@ def _arithmetic(operator: str) -> "Callable[[Expressions, exp.Expression], Typed
         left, right = as_numeric(one.type), as_numeric(other.type)
         if operator == "*":
             kind = numeric(left.precision + right.precision + 1, left.scale + right.scale)
+            is_padded = left.is_padded or right.is_padded
         else:
             scale = max(left.scale, right.scale)
             whole = max(left.precision - left.scale, right.precision - right.scale)
             kind = numeric(whole + scale + 1, scale)
+            is_padded = all(each.is_padded or each.scale < scale for each in (left, right))
+        kind = replace(kind, is_padded=is_padded)
         return Typed(f"({cast(one, left)} {operator} {cast(other, right)})", kind)
 
     return translate
@@ -478,7 +487,7 @@ def _cast(made: Expressions, node: exp.Cast) -> Typed:
     if value.type.kind is Kind.UNKNOWN:
         return fitted(value, kind)
     if value.type == kind:
-        return value
+        return Typed(value.text, kind)
     of, to = value.type.kind, kind.kind
     if to is Kind.NUMERIC_TEXT and of in {*INTEGERS, Kind.NUMERIC}:
         # `numeric` without limits keeps the digits that are there.
@@ -529,7 +538,8 @@ def _round(made: Expressions, node: exp.Round) -> Typed:
     if value.type.kind is not Kind.NUMERIC or count is None:
         raise refused(f"{_short(node)}: supported for numeric, to a constant number of digits")
     if count >= value.type.scale:
-        return value
+        kind = numeric(value.type.precision - value.type.scale + count, count)
+        return Typed(cast(value, kind), kind)
     kind = numeric(min(38, value.type.precision - value.type.scale + count + 1), count)
     return Typed(f"CAST(ROUND({value.text}, {count}) AS {kind.spark})", kind)
 

@@ -55,9 +55,18 @@ Action = Keep | Stale | Compute | Apply
 
 
 def decide(
-    view: ViewVersion | None, made: Translation, before: Tables, after: Tables, *, taken: bool
+    view: ViewVersion | None,
+    made: Translation,
+    before: Tables,
+    after: Tables,
+    *,
+    taken: bool,
+    has_other_limit: bool = False,
 ) -> Action:
-    """What becomes of a view. `before` and `after`: the tables of the head and of the epoch. `taken`: its name is a table's."""
+    """What becomes of a view. `before` and `after`: the tables of the head and of the epoch.
+
+    `taken`: its name is a table's. `has_other_limit`: it had more rows than it was allowed, and another number is allowed now.
+    """
     if taken:
         return Stale("a table of the lake has its name; choose another one")
     if reason := unreadable(made.tables, after):
@@ -74,7 +83,7 @@ def decide(
         if name in moved or before[name].snapshot_id != after[name].snapshot_id
     )
     if table.state != LIVE:
-        if not changed and table.reason.startswith(FAILED):
+        if not changed and table.reason.startswith(FAILED) and not has_other_limit:
             return Stale(table.reason)
         return Compute("it was stale")
     if moved or view.paths != tuple(after[name].path for name in made.tables):

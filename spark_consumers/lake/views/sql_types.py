@@ -4,7 +4,7 @@ A type has the values that the lake's columns have (docs/types.md). What may be 
 a type that is kept as text, or compared otherwise by the two systems, can be passed through and not much more.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import pyarrow as pa
@@ -101,18 +101,26 @@ _OF_OID = {
     pg.UUID: Kind.UUID,
     pg.BYTEA: Kind.BYTEA,
 }
+#: Types from this OID on are no types of PostgreSQL's own: enums, composite types and those of extensions.
+_OWN_TYPES = 16384
 #: Decimal digits of the integers.
 _DIGITS = {Kind.INT2: 5, Kind.INT4: 10, Kind.INT8: 19}
 
 
 @dataclass(frozen=True, slots=True)
 class SqlType:
-    """A type. `precision` and `scale`: of a numeric. `arrow`: of an opaque one, as the lake has it."""
+    """A type. `precision` and `scale`: of a numeric. `arrow`: of an opaque one, as the lake has it.
+
+    `is_padded`: PostgreSQL's values of a numeric may have fewer digits behind the point, which only shows in the digits of their `avg`.
+    `may_be_row`: an opaque one may be a composite type.
+    """
 
     kind: Kind
     precision: int = 0
     scale: int = 0
     arrow: pa.DataType | None = None
+    is_padded: bool = field(default=False, compare=False, repr=False)
+    may_be_row: bool = field(default=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -153,7 +161,9 @@ def of_column(type_oid: int, typmod: int) -> SqlType:
             return NUMERIC_TEXT
         return numeric(found.arrow.precision, found.arrow.scale)
     kind = _OF_OID.get(type_oid)
-    return SqlType(Kind.OPAQUE, arrow=found.arrow) if kind is None else SqlType(kind)
+    if kind is None:
+        return SqlType(Kind.OPAQUE, arrow=found.arrow, may_be_row=type_oid >= _OWN_TYPES)
+    return SqlType(kind)
 
 
 def numeric(precision: int, scale: int) -> SqlType:
@@ -178,17 +188,29 @@ def common(types: list[SqlType], what: str) -> SqlType:
         return TEXT
     kinds = {each.kind for each in known}
     if len(set(known)) == 1:
-        return known[0]
+        return replace(known[0], is_padded=any(each.is_padded for each in known))
     if kinds <= set(INTEGERS):
         return SqlType(max(kinds, key=INTEGERS.index))
     if kinds <= {*INTEGERS, Kind.NUMERIC}:
         wide = [as_numeric(each) for each in known]
         scale = max(each.scale for each in wide)
-        return numeric(max(each.precision - each.scale for each in wide) + scale, scale)
+        made = numeric(max(each.precision - each.scale for each in wide) + scale, scale)
+        # PostgreSQL leaves each value the digits that it has.
+        is_padded = any(each.is_padded or each.scale < scale for each in wide)
+        return replace(made, is_padded=is_padded)
     names = ", ".join(sorted({each.name for each in known}))
     raise NotSupportedError(
         f"{what} has values of different types: {names}", repair="cast them to one type"
     )
+
+
+def has_fixed_average(kind: SqlType) -> bool:
+    """Whether the digits of an average are the same if values have fewer digits behind the point than their type.
+
+    An average has at least 16 digits from its first one in base 10000 on, and is not greater than the greatest value (`average`).
+    """
+    weight = max(-(-(kind.precision - kind.scale) // 4) - 1, 0)
+    return not kind.is_padded or kind.scale <= 16 - 4 * weight
 
 
 def summed(kind: SqlType) -> SqlType:

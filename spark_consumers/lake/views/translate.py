@@ -8,9 +8,10 @@ inner joins, without HAVING, whose aggregates have a state that changes can be a
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
 
 import pyarrow as pa
-from sqlglot import exp, parse
+from sqlglot import TokenType, exp, parse, tokenize
 from sqlglot.errors import SqlglotError
 
 from spark_consumers.decode.mode_columns import of_lake
@@ -47,6 +48,7 @@ from spark_consumers.lake.views.sql_types import (
     SqlType,
     as_numeric,
     common,
+    has_fixed_average,
     numeric,
     of_column,
     summed,
@@ -128,10 +130,16 @@ def base_tables(tables: Mapping[str, TableVersion]) -> dict[str, BaseTable]:
 def parsed(sql: str) -> exp.Expression:
     """The one query in this text. Raises `NotSupportedError`."""
     try:
+        tokens = tokenize(sql, dialect="postgres")
         found = [each for each in parse(sql, dialect="postgres") if each is not None]
-    except SqlglotError as error:
+    except (SqlglotError, ValueError) as error:  # The latter for parts that no node can have.
         line = str(error).partition("\n")[0]
         raise refused(f"the SQL cannot be read: {line}", "check the view's SQL with psql") from None
+    for one, behind in pairwise(tokens):
+        is_glued = behind.start == one.end + 1 and behind.text[:1].isidentifier()
+        if one.token_type is TokenType.NUMBER and is_glued:
+            # To sqlglot, `1_000` is 1 with the alias `_000`.
+            raise refused(f"{one.text}{behind.text}: a number has decimal digits only in a view")
     if len(found) != 1 or not isinstance(found[0], exp.Select | exp.Union):
         raise refused("the SQL of a view must be one SELECT")
     return found[0]
@@ -539,6 +547,11 @@ class _Aggregates:
             )
         if value.type.kind not in {*INTEGERS, Kind.NUMERIC}:
             raise refused(f"{what}: not supported for {value.type.name}")
+        if isinstance(node, exp.Avg) and not has_fixed_average(value.type):
+            raise refused(
+                f"{what}: its digits depend on the digits of each value",
+                f"cast the argument to {value.type.name}",
+            )
         count = self._state("count", value, condition, INT8).name
         scale = as_numeric(value.type).scale
         total = self._state("sum", value, condition, numeric(37, scale)).name
