@@ -267,9 +267,9 @@ class Lake:
         more = {"driver_cpu": time.process_time() - own}
         return Round(self.name, work, changes, wall, cpu, None, busy, more)
 
-    def sums(self, tables: Sequence[str]) -> list[Any]:
-        """`sums_of` these tables, as readers see them."""
-        found = read(self._bench.spark, self.root)
+    def sums(self, tables: Sequence[str], **options: Any) -> list[Any]:
+        """`sums_of` these tables, as readers see them who read with these options."""
+        found = read(self._bench.spark, self.root, **options)
         return sums_of({name: found[f"public.{name}"] for name in tables})
 
     def close(self) -> None:

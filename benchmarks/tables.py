@@ -2,9 +2,10 @@
 
 One server with 1,000 tables, one log, and lakes over it that publish the same changes in turn. `few` follows 20 tables, `many`
 all of them, and the same 20 change; then all 1,000 change. `young` and `old` follow one table, which had 100 and 10,000 epochs
-before, a minute apart and retained for a day: these are made directly (`lakes.Lake.age`), with all that they leave.
+before, a minute apart and retained for a day: these are made directly (`lakes.Lake.age`), with all that they leave. `plain` and `delta`
+follow 100 tables, which all change; those of `delta` have Delta logs.
 
-The lakes must have the same rows, and those of the server.
+The lakes must have the same rows, and those of the server; so must Delta's reader, of every tenth table.
 """
 
 import argparse
@@ -20,8 +21,9 @@ from benchmarks.report import Report
 NAME = "tables"
 #: Changed tables of an epoch, and rows of each.
 _CHANGED, _ROWS = 20, 50
-#: 20 changed tables among many; all of them; a table with many epochs.
-_PARTS = ("some", "all", "old")
+#: 20 changed tables among many; all of them; a table with many epochs; Delta logs of so many tables.
+_PARTS = ("some", "all", "old", "delta")
+_DELTA = 100
 #: Epochs of the young lake.
 _YOUNG = 100
 
@@ -44,6 +46,8 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
             _many(report, running, names, options, say)
         if "old" in options.parts:
             _old(report, running, names[0], options, say)
+        if "delta" in options.parts:
+            _delta(report, running, names[:_DELTA], options.rounds, say)
     return report
 
 
@@ -126,6 +130,34 @@ def _old(
         lake.epoch(version, "first")
     _in_turn(report, running, lakes, [name], "one changed", options.rounds, say)
     _ratios(report, "epoch_10000_vs_100", "old", "young", "one changed")
+    for lake in lakes:
+        lake.close()
+
+
+def _delta(
+    report: Report,
+    running: Bench,
+    names: Sequence[str],
+    rounds: int,
+    say: Callable[[str], None],
+) -> None:
+    """Change every table of two lakes, of which one has Delta logs; once more at first, to have rows to change."""
+    source, work = running.publish("hundred", names), "all changed, with Delta logs"
+    running.execute(*(sql.SQL("DELETE FROM {}").format(sql.Identifier(name)) for name in names))
+    lakes = [Lake(running, "delta", source, delta=True), Lake(running, "plain", source)]
+    for lake in lakes:
+        lake.create()
+        lake.take_over()
+    running.execute(*(_fill(name) for name in names))
+    version = running.barrier()
+    for lake in lakes:
+        lake.epoch(version, "first")
+    _in_turn(report, running, lakes, names, work, rounds, say)
+    # Delta's reader takes seconds for each.
+    some = names[::10]
+    if lakes[0].sums(some, format="delta") != lakes[1].sums(some):
+        report.unequal.append(f"{work}: Delta reads different rows")
+    _ratios(report, "epoch_with_delta_vs_without", "delta", "plain", work)
     for lake in lakes:
         lake.close()
 

@@ -284,6 +284,19 @@ def test_10_28_versions_stay_as_long_as_their_epochs(spark, tmp_path, database, 
             spark.read.format("delta").option("versionAsOf", 4).load(
                 str(log_of(pipeline, "t").folder.parent)
             )
+        # Nothing is written any more to a copy that has expired.
+        old, tables = log_of(pipeline, "t").folder.parent, pipeline.house._writer.delta
+        path = str(old.relative_to(pipeline.lake))
+        with monkeypatch.context() as patch:
+            patch.setattr(DeltaLog, "commit", lambda *_: 1 / 0)
+            database.execute("DELETE FROM t WHERE id = 1")
+            pipeline.flush()
+            resynced(pipeline, "t")
+            assert path in tables._pending
+            Pins(pipeline).unpin("audit")
+            Pins(pipeline).expire()
+        assert not old.exists()
+        assert path not in tables._pending
 
 
 def test_28_no_other_program_writes_to_a_delta_table(spark, tmp_path, database):
@@ -336,6 +349,8 @@ def test_33_a_log_that_is_removed_begins_again(spark, tmp_path, database):
     with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
         restarted(pipeline)
         pipeline.wait_for_tables("t")
+        tables = pipeline.house._writer.delta
+        tables._look_at = float("inf")
         log = log_of(pipeline, "t")
         for number in range(3, 6):
             database.execute(f"INSERT INTO t VALUES ({number}, U&'\\+10FFFF')")
@@ -358,6 +373,14 @@ def test_33_a_log_that_is_removed_begins_again(spark, tmp_path, database):
         assert wait_for(is_there, 30, "the log")[0] == 0
         assert not logs_behind(pipeline)
         assert_same(pipeline, pipeline.head().epoch, "t")
+        # Nor does it wait for a change of the table; then the log has the epochs before, too.
+        shutil.rmtree(log.folder)
+        tables._look_at = 0
+        pipeline.house.run_once()
+        shown = epochs_of(pipeline, "t")
+        assert len(shown) == 5
+        for epoch in shown:
+            assert_same(pipeline, epoch, "t")
 
 
 def refused(spark, statement):
@@ -430,16 +453,23 @@ def test_14_27_28_feeds_views_and_kept_rows_are_delta_tables_a_default_is_refuse
 
 
 def test_22_28_a_copy_is_a_delta_table_of_its_own_and_live_reads_merge_it(
-    spark, tmp_path, database
+    spark, tmp_path, database, monkeypatch
 ):
     database.execute(*SMALL)
     with Pipeline(spark, tmp_path, database, ["public.t"]) as pipeline:
         restarted(pipeline, deletes={"default": "position-deletes"})
         pipeline.wait_for_tables("t")
-        database.execute("DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (7, 'g')")
-        pipeline.flush()
-        assert_postgresql_s(database, by_delta(pipeline))
-        resynced(pipeline, "t")
+        # What could not be written to the log of a table before it was copied again is written all the same.
+        with monkeypatch.context() as patch:
+            patch.setattr(DeltaLog, "commit", lambda *_: 1 / 0)
+            database.execute("DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (7, 'g')")
+            before = pipeline.flush().epoch
+            resynced(pipeline, "t")
+        tables = pipeline.house._writer.delta
+        tables._retry_at.clear()
+        pipeline.house.run_once()
+        assert_same(pipeline, before)
+        assert len(tables._states) == len(tables._shown) == 1, "the earlier copy is forgotten"
         assert_postgresql_s(database, by_delta(pipeline))
         assert log_of(pipeline, "t").listing().commits[0] == 0
         # What plain readers open leads to it.

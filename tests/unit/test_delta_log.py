@@ -1,12 +1,14 @@
 """What a Delta log says of a table: its commits, and which of them are removed."""
 
 import json
+import shutil
 import struct
 from types import SimpleNamespace
 
 import pytest
 from pyroaring import BitMap64
 
+from spark_consumers.lake.delta_log import delta_tables
 from spark_consumers.lake.delta_log.actions import (
     LogState,
     Shown,
@@ -15,7 +17,7 @@ from spark_consumers.lake.delta_log.actions import (
     next_commit,
     shown_in,
 )
-from spark_consumers.lake.delta_log.delta_tables import DeltaTables
+from spark_consumers.lake.delta_log.delta_tables import DeltaTables, setting_names
 from spark_consumers.lake.delta_log.inline_vectors import descriptor, z85
 from spark_consumers.lake.delta_log.log import (
     REFUSAL,
@@ -29,8 +31,9 @@ from spark_consumers.lake.delta_log.log import (
 from spark_consumers.lake.delta_log.read import version_of
 from spark_consumers.lake.delta_log.schema import WRITER_FEATURE, delta_schema, refusal
 from spark_consumers.lake.delta_log.snapshot import ReadManifests, statistics
-from spark_consumers.lake.format.checksums import sums_of
+from spark_consumers.lake.format.checksums import seal, sums_of
 from spark_consumers.lake.format.puffin import encode
+from tests.support import avro_file
 from walsender_bridge.errors import CorruptError, LakeError, NotSupportedError
 
 
@@ -250,6 +253,31 @@ def test_33_a_damaged_byte_of_a_commit_is_an_error(tmp_path):
         log.state()
 
 
+@pytest.mark.parametrize("damaged", ["list.avro", "manifest.avro"])
+def test_33_a_damaged_byte_of_what_a_commit_reads_is_an_error(tmp_path, damaged):
+    data = {"file_path": "string", "file_size_in_bytes": "long", "record_count": "long"}
+    entry = {"status": "int", "sequence_number": "long", "data_file": avro_file.record("f", data)}
+    file = {"file_path": str(tmp_path / "t/data/a.parquet"), "file_size_in_bytes": 9}
+    entries = [{"status": 1, "sequence_number": 1, "data_file": {**file, "record_count": 3}}]
+    avro_file.write(tmp_path / "manifest.avro", entry, entries)
+    listed = {"manifest_path": str(tmp_path / "manifest.avro"), "sequence_number": 1}
+    avro_file.write(
+        tmp_path / "list.avro", {"manifest_path": "string", "sequence_number": "long"}, [listed]
+    )
+    for name in ("list.avro", "manifest.avro"):
+        seal(tmp_path / name)
+
+    def wanted():
+        return ReadManifests().wanted(tmp_path / "list.avro", {}, "t")
+
+    assert [each.size for each in wanted()[0].values()] == [9]
+    content = bytearray((tmp_path / damaged).read_bytes())
+    content[-20] ^= 1
+    (tmp_path / damaged).write_bytes(content)
+    with pytest.raises(CorruptError, match="checksum mismatch"):
+        wanted()
+
+
 @pytest.mark.parametrize(
     ("commits", "checkpoints", "kept", "decided"),
     [
@@ -297,32 +325,115 @@ def test_5_10_an_overtaken_writer_removes_no_version_of_the_later_one_s(tmp_path
     assert log.listing().commits == tuple(range(14, 25))
 
 
-def test_31_links_that_were_given_up_are_shown_no_longer(tmp_path, monkeypatch):
-    """A log that is further than the chain shows the chain's newest link again, by the next term, though its table has not changed."""
-    (tmp_path / "t").mkdir()
+def link(term, number, **snapshots):
+    """A link of the chain with these tables, each of which has its path for a name."""
+    tables = {
+        path: SimpleNamespace(path=path, snapshot_id=snapshot)
+        for path, snapshot in snapshots.items()
+    }
+    return SimpleNamespace(at_sources={}, readable=tables, term=term, link=number, epoch=number)
 
-    def link(term, number, snapshot):
-        table = SimpleNamespace(path="t", snapshot_id=snapshot)
-        return SimpleNamespace(
-            at_sources={}, readable={"t": table}, term=term, link=number, epoch=number
-        )
+
+def tables_of(folder, *links):
+    """The Delta logs of a lake in this folder whose chain has these links. Their tables have no data files."""
+    store = SimpleNamespace(replace=lambda *_, **__: None)
+    found = SimpleNamespace(
+        schema=FIRST, schemas=[FIRST], has_first_names=True, uuid="u", manifest_list=None
+    )
+    tables = SimpleNamespace(snapshot_record=lambda *_: found)
+    for each in links:
+        for path in each.readable:
+            (folder / path).mkdir(exist_ok=True)
+    chain = SimpleNamespace(
+        root=folder, store=store, links=lambda: links, newest=lambda n: list(links[::-1][:n])
+    )
+    return DeltaTables(chain, tables)  # type: ignore[arg-type]
+
+
+def snapshots_in(table):
+    log = DeltaLog(table)
+    return [log.shown(version).snapshot for version in log.listing().commits]
+
+
+@pytest.fixture
+def no_files(monkeypatch):
+    monkeypatch.setattr(ReadManifests, "wanted", lambda *_: ({}, {}))
+
+
+@pytest.mark.usefixtures("no_files")
+def test_31_links_that_were_given_up_are_shown_no_longer(tmp_path):
+    """A log that is further than the chain shows the chain's newest link again, by the next term, though its table has not changed."""
 
     def written_by(*links):
-        store = SimpleNamespace(replace=lambda *_, **__: None)
-        found = SimpleNamespace(
-            schema=FIRST, schemas=[FIRST], has_first_names=True, uuid="u", manifest_list=None
-        )
-        tables = SimpleNamespace(snapshot_record=lambda *_: found)
-        chain = SimpleNamespace(root=tmp_path, store=store, links=lambda: links)
-        DeltaTables(chain, tables).show()  # type: ignore[arg-type]
-        log = DeltaLog(tmp_path / "t")
-        return [log.shown(version).snapshot for version in log.listing().commits]
+        tables_of(tmp_path, *links).show()
+        return snapshots_in(tmp_path / "t")
 
-    monkeypatch.setattr(ReadManifests, "wanted", lambda *_: ({}, {}))
-    assert written_by(link(1, 5, 50), link(1, 6, 60)) == [50, 60]
+    assert written_by(link(1, 5, t=50), link(1, 6, t=60)) == [50, 60]
     # Link 6 is lost. The next writer's first link has its number.
-    assert written_by(link(1, 5, 50), link(2, 6, 50)) == [50, 60, 50]
-    assert written_by(link(1, 5, 50), link(2, 6, 50), link(3, 7, 50)) == [50, 60, 50]
+    assert written_by(link(1, 5, t=50), link(2, 6, t=50)) == [50, 60, 50]
+    assert written_by(link(1, 5, t=50), link(2, 6, t=50), link(3, 7, t=50)) == [50, 60, 50]
+
+
+@pytest.mark.usefixtures("no_files")
+def test_5_22_a_copy_that_was_replaced_gets_the_commits_that_it_lacks(tmp_path, monkeypatch):
+    """By the next writer, and by one that could not write them when it copied the table again."""
+    tables_of(tmp_path, link(1, 5, t=50), link(1, 6, t=60), link(1, 7, again=70)).show()
+    assert (snapshots_in(tmp_path / "t"), snapshots_in(tmp_path / "again")) == ([50, 60], [70])
+
+    (tmp_path / "other").mkdir()
+    tables = tables_of(tmp_path, link(2, 8, u=80))
+    tables.show()
+    tables.remember(link(2, 9, u=90))
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaLog, "commit", lambda *_: 1 / 0)
+        tables.show()
+    tables.remember(link(2, 10, other=100))
+    tables._retry_at.clear()
+    tables.show()
+    assert snapshots_in(tmp_path / "u") == [80, 90]
+    # Then it is forgotten; and so is one that expires before it could be written.
+    assert set(tables._at) == set(tables._states) == set(tables._shown) == {"other"}
+    tables.remember(link(2, 11, other=110))
+    tables.remember(link(2, 12))
+    tables.clean("other", ())
+    assert (tables._pending, tables._at) == ({}, {})
+    tables.show()
+    assert snapshots_in(tmp_path / "other") == [100]
+
+
+@pytest.mark.usefixtures("no_files")
+def test_33_a_log_that_is_removed_is_noticed_in_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr(delta_tables, "_LOOK_AT", 2)
+    names = ("t1", "t2", "t3")
+    tables = tables_of(tmp_path, *(link(1, n, **dict.fromkeys(names, 10 * n)) for n in (5, 6, 7)))
+    tables.show()
+    for name in names:
+        shutil.rmtree(tmp_path / name / "_delta_log")
+    # Not before its time.
+    tables.show()
+    assert not any(snapshots_in(tmp_path / name) for name in names)
+    for there in (2, 3):
+        tables._look_at = 0
+        tables.show()
+        found = [snapshots_in(tmp_path / name) for name in names]
+        assert found.count([50, 60, 70]) == there
+    assert tables._failed == {}
+
+
+def test_28_a_view_or_feed_has_no_section_of_the_table_whose_name_it_has():
+    """Each is matched by a name that is its own: not by that of a table which is shown under another one."""
+    at_sources = {
+        "shop.sales.orders": "shop.public.orders",
+        "shop.public.items": "shop.public.items",
+    }
+    readable = dict.fromkeys([*at_sources, "shop.public.orders", "shop.public.counted"])
+    manifest = SimpleNamespace(at_sources=at_sources, readable=readable)
+    assert setting_names(manifest) == {  # type: ignore[arg-type]
+        "shop.sales.orders": "shop.public.orders",
+        "shop.public.items": "shop.public.items",
+        "shop.public.orders": None,
+        "shop.public.counted": "shop.public.counted",
+    }
 
 
 def test_an_empty_record_of_a_refusal_is_none(tmp_path):

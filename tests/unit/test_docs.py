@@ -1,5 +1,6 @@
 """The documents agree with the tree: links lead somewhere, files that are named exist, a term is explained once."""
 
+import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.quorum.mutants import MUTANTS
+from tests.support.table_format import NUMBERS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -73,6 +75,31 @@ def test_every_number_of_a_test_is_a_behavior_that_is_stated() -> None:
     names = [name for text in tests for name in re.findall(r"def test_((?:\d+_)+)", text)]
     used = {number for name in names for number in name.strip("_").split("_")}
     assert used <= stated
+
+
+def test_28_each_file_that_runs_by_delta_is_in_the_table_of_them() -> None:
+    table = (DOCS / "invariants.md").read_text().split("\n**By Delta** (28).")[1]
+    found = {path for path in (ROOT / "tests" / "spark").glob("test_*.py") if runs_by_delta(path)}
+    assert len(found) > 20
+    unnamed = {path.name for path in found if f"`tests/spark/{path.name}`" not in table}
+    assert not unnamed
+
+
+def runs_by_delta(path: Path) -> bool:
+    """Whether `--delta` runs a test of this file a second time, as `table_format.runs_by_both` decides."""
+    body = ast.parse(path.read_text()).body
+    marks = [ast.unparse(node) for node in body if isinstance(node, ast.Assign)]
+    if any(mark.startswith("pytestmark") and "iceberg_only" in mark for mark in marks):
+        return False
+    tests = [node for node in body if isinstance(node, ast.FunctionDef)]
+    wanted = [
+        test
+        for test in tests
+        if not any("iceberg_only" in ast.unparse(mark) for mark in test.decorator_list)
+    ]
+    names = [re.match(r"test_((?:\d+_)+)", test.name) for test in wanted]
+    numbers = {int(each) for name in names if name for each in name[1].strip("_").split("_")}
+    return not NUMBERS.isdisjoint(numbers)
 
 
 def test_the_mutants_that_the_rules_name_exist() -> None:

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from spark_consumers.lake.delta_log.actions import WantedFile
-from spark_consumers.lake.format import avro
+from spark_consumers.lake.format import avro, checksums
 from spark_consumers.lake.format.snapshot_files import (
     ManifestFiles,
     joined,
@@ -55,6 +55,7 @@ class ReadManifests:
         """
         known = self._read if physical == self._physical else {}
         now = {}
+        checksums.check(manifest_list)
         for manifest in avro.rows(manifest_list):
             at = manifest["manifest_path"]
             now[at] = known.get(at) or _read(manifest, physical)
@@ -78,6 +79,7 @@ class ReadManifests:
 
 
 def _read(manifest: Mapping[str, Any], physical: Mapping[int, tuple[str, str]]) -> _Read:
+    checksums.check(place(manifest["manifest_path"]))
     found = list(live_files(manifest))
     told = {
         name_of(str(place(file["file_path"]))): json.dumps(

@@ -15,6 +15,7 @@ expired by others. An epoch has no tag: the writer's own retention keeps what a 
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -96,7 +97,7 @@ from spark_consumers.lake.format.table_format import (
 from spark_consumers.lake.layout.arrangement import NO_PARTITION, Arrangement
 from spark_consumers.lake.layout.evolution import arrangement, changes
 from spark_consumers.lake.manifest import takeover
-from spark_consumers.lake.store.place import Place, place, remove_tree
+from spark_consumers.lake.store.place import Place, is_object, place, remove_tree
 from spark_consumers.spark.session import is_alive
 from walsender_bridge.errors import (
     CorruptError,
@@ -739,16 +740,25 @@ class IcebergFormat:
         return frozenset(found)
 
     @of_table
-    def snapshot_record(self, path: str, snapshot: int) -> SnapshotRecord:
-        """What the snapshot is made of. Raises `CorruptError` if it is not there."""
+    def snapshot_record(
+        self, path: str, snapshot: int, known: SnapshotRecord | None = None
+    ) -> SnapshotRecord:
+        """See `TableFormat`. Each call of the JVM counts: a lake may have a hundred tables that change in an epoch."""
         table = self._tables.at(path, snapshot)
-        self._tables.check(path, table, snapshot)
+        found = table.snapshot(snapshot)
+        manifest_list = None if found is None else place(str(found.manifestListLocation()))
+        if manifest_list is None or is_object(manifest_list):
+            # This raises if there is no such snapshot.
+            self._tables.check(path, table, snapshot)
+        assert manifest_list is not None
+        if known is not None and known.schema["schema-id"] == found.schemaId():
+            return replace(known, manifest_list=manifest_list)
         metadata = table.operations().current()
         return SnapshotRecord(
             str(metadata.uuid()),
             self._schema_json(metadata, snapshot),
             self._history(metadata),
-            place(str(table.snapshot(snapshot).manifestListLocation())),
+            manifest_list,
             has_first_names=metadata.properties().get(_FILE_NAMES) == _FIRST,
         )
 

@@ -241,8 +241,14 @@ class TableFormat(Protocol):
     def data_files(self, path: str, snapshot: int) -> Collection[str]:
         """The names of the data files of a snapshot."""
 
-    def snapshot_record(self, path: str, snapshot: int) -> SnapshotRecord:
-        """What the snapshot is made of. Raises `CorruptError` if it is not there."""
+    def snapshot_record(
+        self, path: str, snapshot: int, known: SnapshotRecord | None = None
+    ) -> SnapshotRecord:
+        """What the snapshot is made of; in a folder, its manifest list and manifests are to be verified as they are read.
+
+        `known`: that of an earlier snapshot of the table, whose schemas are not asked for again if this one has the same schema. Raises
+        `CorruptError` if the snapshot is not there.
+        """
 
     def row_ids(self, path: str, snapshot: int) -> Mapping[str, RowIds]:
         """The row ids of the data files of a snapshot, by their names; none where the format has none."""

@@ -684,8 +684,8 @@ class Lakehouse:
             quarantines(self._on_unrepresentable_value, name),
         )
 
-    def _is_delta(self, name: str) -> bool:
-        return is_delta(self._layouts, name, default=self._delta)
+    def _is_delta(self, name: str | None) -> bool:
+        return self._delta if name is None else is_delta(self._layouts, name, default=self._delta)
 
     def _feed_of(self, name: str) -> str:
         return feed_of(self._layouts, name)

@@ -170,9 +170,12 @@ class Retention:
             if name in there:
                 if name in cleaned:
                     files += self._expire_table(name, head.term, uses)
-            elif not uses and self.site.remove_table(name):
+            elif not uses:
                 # Copied again since, and no epoch that is kept is of the old copy.
-                del self._last_use[name]
+                if self.before_expiry is not None:
+                    self.before_expiry(name, ())
+                if self.site.remove_table(name):
+                    del self._last_use[name]
         self._named = (self._named & there) - set(cleaned)
         files += self.site.sweep_of_links(head, cleaned)
         files += self._sweep(head, current) + self.chain.store.sweep_drafts()
