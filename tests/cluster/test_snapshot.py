@@ -289,8 +289,11 @@ def _one(connection: psycopg.Connection[Any], query: str) -> Any:
 
 
 def test_a_snapshot_of_the_same_name_is_not_read_for_another(make_server: MakeServer) -> None:
-    """After a restart the server gives the same names again, and another copy may have exported one."""
-    server = make_server()
+    """After a restart the server gives the same names again, and another copy may have exported one.
+
+    A name is made of the number of the server's process and a count: with these settings nothing but this test has such processes.
+    """
+    server = make_server(autovacuum="off", max_logical_replication_workers="0")
     server.start()
 
     def execute(*statements: str) -> None:
