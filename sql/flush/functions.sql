@@ -33,6 +33,11 @@ CREATE TABLE IF NOT EXISTS tuskline.lakes (
 COMMENT ON TABLE tuskline.lakes IS
     'What each lake shows of this database: all transactions that are visible in the snapshot, on the timeline. Not published.';
 
+CREATE TABLE IF NOT EXISTS tuskline.request_channel (name text NOT NULL);
+COMMENT ON TABLE tuskline.request_channel IS
+    'The channel by which sessions that wait notify the drivers of lakes. Its name is secret: anyone may NOTIFY. Not published.';
+REVOKE ALL ON TABLE tuskline.lakes, tuskline.request_channel FROM PUBLIC;
+
 -- The timeline of the server's write-ahead log. Fails on a standby.
 CREATE OR REPLACE FUNCTION tuskline.timeline() RETURNS integer
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
@@ -337,7 +342,7 @@ BEGIN
         WHERE tuskline.milliseconds_until(deadline) < (
             SELECT coalesce(nullif(s.setting::bigint, 0), 2147483647) FROM pg_settings AS s WHERE s.name = 'lock_timeout');
         PERFORM set_config('synchronous_commit', 'local', true);
-        PERFORM pg_notify('tuskline_flush', format('%s %s', kind, xid));
+        PERFORM pg_notify(c.name, format('%s %s', kind, xid)) FROM tuskline.request_channel AS c;
     END IF;
     RETURN false;
 END
@@ -418,6 +423,18 @@ BEGIN
 END
 $$;
 
+-- The channel on which a lake's driver listens.
+CREATE OR REPLACE FUNCTION tuskline.request_channel() RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT tuskline.is_source() THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to listen for requests',
+            HINT = 'Only a role that may update tuskline.flush may listen for requests.';
+    END IF;
+    RETURN (SELECT c.name FROM tuskline.request_channel AS c LIMIT 1);
+END
+$$;
+
 -- The session that listens for a lake's driver, and the timelines of the server: {"timeline": 2, "ends": {"1": "0/3000060"}}.
 -- The row has there, too, which server and database that is.
 CREATE OR REPLACE FUNCTION tuskline.report_driver(lake text, stream text, publication text, timelines jsonb) RETURNS void
@@ -463,7 +480,7 @@ GRANT EXECUTE ON PROCEDURE tuskline.wait_flush(text, interval, text), tuskline.w
     tuskline.wait_for(text, text, interval, text) TO PUBLIC;
 GRANT EXECUTE ON FUNCTION tuskline.flush_token(), tuskline.database(), tuskline.timeline(), tuskline.committed(text), tuskline.wait_begin(text),
     tuskline.wait_look(text, bigint, text, timestamptz, boolean), tuskline.mark(text, bigint), tuskline.marks(), tuskline.refused_commit(),
-    tuskline.may_flush(oid), tuskline.report_driver(text, text, text, jsonb),
+    tuskline.may_flush(oid), tuskline.request_channel(), tuskline.report_driver(text, text, text, jsonb),
     tuskline.report_lake(text, text, integer, txid_snapshot, bigint, text, text) TO PUBLIC;
 REVOKE ALL ON FUNCTION tuskline.behind(bigint, text), tuskline.check_lake(text), tuskline.check_waiter(), tuskline.is_source(),
     tuskline.milliseconds_until(timestamptz) FROM PUBLIC;

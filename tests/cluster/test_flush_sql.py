@@ -10,6 +10,7 @@ from typing import Self
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from spark_consumers.lake.flush import check_token
@@ -70,7 +71,9 @@ class Driver:
     def __enter__(self) -> Self:
         with ReplicationConnection.connect(self.dsn) as walsender:
             timelines = json.dumps(to_json(walsender.history(walsender.identify().timeline)))
-        self.connection.execute("LISTEN tuskline_flush")
+        row = self.connection.execute(load("flush/channel").encode()).fetchone()
+        assert row is not None
+        self.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(row[0])))
         self.connection.execute(
             load("flush/report_driver"),
             {**self.named, "publication": "tuskline_shop", "timelines": timelines},
@@ -344,6 +347,8 @@ def test_an_ordinary_writer_may_wait_and_can_neither_report_nor_delay_others(
                 "UPDATE tuskline.lakes SET epoch = 1",
                 "SELECT * FROM tuskline.lakes",
                 "SELECT * FROM tuskline.behind(1, NULL)",
+                "SELECT * FROM tuskline.request_channel",
+                "SELECT tuskline.request_channel()",
                 "UPDATE tuskline.flush SET token = 1",
             ):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -358,25 +363,9 @@ def test_an_ordinary_writer_may_wait_and_can_neither_report_nor_delay_others(
 
 #: What a role without any privilege may call (docs/flush.md). All of it is harmless, or checks the role.
 FOR_ALL = {
-    *(
-        "flush_token",
-        "wait_flush",
-        "wait_sync",
-        "wait_for",
-        "wait_begin",
-        "wait_look",
-        "mark",
-        "marks",
-    ),
-    *(
-        "refused_commit",
-        "database",
-        "timeline",
-        "committed",
-        "may_flush",
-        "report_driver",
-        "report_lake",
-    ),
+    *("flush_token", "wait_flush", "wait_sync", "wait_for", "wait_begin", "wait_look", "mark"),
+    *("marks", "refused_commit", "database", "timeline", "committed", "may_flush"),
+    *("request_channel", "report_driver", "report_lake"),
 }
 
 
