@@ -378,10 +378,10 @@ def test_34_a_flood_of_notifications_delays_no_wait_and_no_epoch(attached, datab
                 patch.setattr(flush_service, "_heard", counted)
                 with flooding(partial(flood, 0), partial(flood, 1)) as turns:
                     wait_for(lambda: min(turns) >= 5, 60, "both floods run")
-                    # Nothing of them reaches the driver, and none is an epoch.
-                    assert (heard, epochs(attached)) == ([], published)
+                    assert epochs(attached) == published
                     flooded = [timed_wait(connection, 1100 + n) for n in range(2)]
                     assert min(turns) >= 5
+            # Nothing of the floods reaches the driver.
             assert {pid for each in heard for pid, _ in each} == {connection.info.backend_pid}
             assert len(epochs(attached)) - len(published) <= most_epochs(flooded)
             print(f"waits: alone {alone}, flooded {flooded}; sent {turns}")
