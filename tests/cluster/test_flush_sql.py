@@ -448,7 +448,7 @@ def test_34_init_sets_the_privileges_of_an_earlier_version_and_of_hardened_datab
             connection.execute("CALL tuskline.wait_sync(%s, '5s')", token)
 
 
-@each_major
+@pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True)
 def test_34_a_driver_that_does_not_answer_is_named_at_the_timeout(
     attached: Database, driver: Driver
 ) -> None:
