@@ -4,15 +4,21 @@
 -- it stays open. What the lake reports is taken from roles alone that may write the mark, tuskline.flush.
 DO $block$
 BEGIN
-    -- What is replaced keeps its owner, who could replace it again, and the procedures have the rights of whoever calls them.
+    -- What is replaced keeps its owner, who could replace it again, and the procedures have the rights of whoever calls them. A table's
+    -- triggers have the rights of these functions.
     IF EXISTS (
-        SELECT FROM pg_catalog.pg_proc AS f JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) f.pronamespace
-        JOIN pg_catalog.pg_roles AS o ON o.oid OPERATOR(pg_catalog.=) f.proowner
+        SELECT FROM (
+            SELECT f.pronamespace, f.proowner FROM pg_catalog.pg_proc AS f
+            UNION ALL
+            SELECT c.relnamespace, c.relowner FROM pg_catalog.pg_class AS c
+            WHERE c.relname OPERATOR(pg_catalog.=) ANY (ARRAY['lakes', 'request_channel']::pg_catalog.name[])
+        ) AS f (namespace, owner) JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) f.namespace
+        JOIN pg_catalog.pg_roles AS o ON o.oid OPERATOR(pg_catalog.=) f.owner
         WHERE n.nspname OPERATOR(pg_catalog.=) 'tuskline'
           AND NOT (o.rolsuper OR o.oid OPERATOR(pg_catalog.=) n.nspowner OR o.rolname OPERATOR(pg_catalog.=) current_user)
     ) THEN
-        RAISE EXCEPTION 'a function of the schema tuskline belongs to a role that is neither a superuser nor the owner of the schema'
-            USING ERRCODE = 'insufficient_privilege', HINT = 'Drop that function.';
+        RAISE EXCEPTION 'a function or table of the schema tuskline belongs to a role that is neither a superuser nor the owner of the schema'
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Drop what is of that role there.';
     END IF;
 END
 $block$;

@@ -666,12 +666,22 @@ def test_what_a_restored_dump_says_of_the_lake_is_not_believed(
 
 
 @each_major
-def test_functions_that_another_role_has_left_there_are_not_replaced(shop: Database) -> None:
-    """They would stay the other role's, and are called with the rights of whoever waits."""
+@pytest.mark.parametrize(
+    "left",
+    [
+        "CREATE FUNCTION tuskline.wait_begin(token text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+        "CREATE TABLE tuskline.request_channel (name text)",
+    ],
+    ids=["function", "table"],
+)
+def test_functions_and_tables_that_another_role_has_left_there_are_not_used(
+    shop: Database, left: str
+) -> None:
+    """They would stay the other role's, and run with the rights of whoever waits, or of the functions' owner."""
     role = f"stranger_{shop.name}"
     shop.execute(
         f"CREATE ROLE {role}; CREATE SCHEMA tuskline; GRANT CREATE, USAGE ON SCHEMA tuskline TO {role}",
-        f"SET SESSION AUTHORIZATION {role}; CREATE FUNCTION tuskline.wait_begin(token text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+        f"SET SESSION AUTHORIZATION {role}; {left}",
     )
     try:
         with pytest.raises(TusklineError, match="belongs to a role that is neither"):
