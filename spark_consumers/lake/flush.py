@@ -201,6 +201,7 @@ def flush(
                 repair="check that `tuskline lake run` is running, or wait longer with --timeout",
             )
         patience.check()
+        patience.held(EPOCH, "the lake does not yet continue with the log that answers")
         time.sleep(_POLL_SECONDS)
         version = patience.barrier(log, _written(dsns))
     head = patience.epoch(chain, version)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import psycopg
+from psycopg import sql
 
 from spark_consumers.lake.awaited import FLUSH, SYNC, XidSnapshot, asked, unserved
 from spark_consumers.lake.flush import flush, sync
@@ -23,7 +24,7 @@ from spark_consumers.lake.manifest.chain import open_chain
 from spark_consumers.lake.store.lake_store import FROM_ENVIRONMENT, StoreOptions
 from spark_consumers.lake.tables.sources import Source
 from spark_consumers.snapshot import flush_mark
-from walsender_bridge.errors import DeadlineError, TusklineError
+from walsender_bridge.errors import ConfigError, DeadlineError, TusklineError
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 from walsender_bridge.postgres.client.hosts import same_server
 from walsender_bridge.postgres.client.replication_connection import (
@@ -37,8 +38,6 @@ from walsender_bridge.runtime.sql import load
 
 #: As sql/flush/functions.sql looks for it.
 APPLICATION_NAME: Final = "tuskline-lake"
-CHANNEL: Final = "tuskline_flush"
-_CHANNEL: Final = CHANNEL.encode()
 #: The first version of the server in which a procedure's COMMIT sends notifications; seconds between two queries of an older one.
 NOTIFIES: Final = 130005
 _LOOK: Final = 0.5
@@ -138,6 +137,8 @@ class _Server:
 
     source: Source
     timeline: int
+    #: On which sessions notify. Its name is not known to those that may not wait (sql/flush/functions.sql).
+    channel: str
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     requests: dict[str, _Requests] = field(
@@ -180,7 +181,7 @@ class _Listener:
                 with self._connected() as connection:
                     if not _installed(connection):
                         self._say(
-                            "the functions for FLUSH from SQL do not exist: run `tuskline init`"
+                            "the functions for FLUSH from SQL do not exist, or are of an earlier version: run `tuskline init`"
                         )
                         self._stop.wait(_NOT_MADE)
                         continue
@@ -221,7 +222,14 @@ class _Listener:
             here.dsn, application_name=APPLICATION_NAME
         ) as walsender:
             timelines = walsender.history(walsender.identify().timeline)
-        connection.execute(f"LISTEN {CHANNEL}")
+        row = connection.execute(load("flush/channel").encode()).fetchone()
+        if row is None or row[0] is None:
+            raise ConfigError(
+                "tuskline.request_channel has no row",
+                where=here.stream,
+                repair="run `tuskline init`",
+            )
+        connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(row[0])))
         names = {
             "lake": self._lake_id(),
             "stream": here.stream,
@@ -229,7 +237,7 @@ class _Listener:
             "timelines": json.dumps(to_json(timelines)),
         }
         connection.execute(load("flush/report_driver"), names)
-        return _Server(here, timelines.timeline)
+        return _Server(here, timelines.timeline, row[0])
 
     def _lake_id(self) -> str:
         self._id = self._id or str(open_chain(self._lake, self._store).identity()["lake"])
@@ -246,7 +254,7 @@ class _Listener:
                 heard = _marked(connection)
             elif ready:
                 self._stop.wait(_GATHER)
-                heard = _heard(connection)
+                heard = _heard(connection, server.channel.encode())
             if not heard:
                 continue
             allowed = self._allowed(server, {pid for pid, _ in heard})
@@ -361,7 +369,7 @@ def _marked(connection: BoundedConnection) -> _Heard:
     return {(pid, kind): xid for pid, kind, xid in found}
 
 
-def _heard(connection: BoundedConnection) -> _Heard:
+def _heard(connection: BoundedConnection, channel: bytes) -> _Heard:
     """The transaction that each session (process, kind of request) has asked for last: it waits for one at a time.
 
     Reads all that has arrived. What a listener leaves stays in the server's queue, before the requests of others, and once the
@@ -372,7 +380,7 @@ def _heard(connection: BoundedConnection) -> _Heard:
     while True:
         connection.pgconn.consume_input()
         while found := connection.pgconn.notifies():
-            if found.relname == _CHANNEL and (request := asked(found.extra)) is not None:
+            if found.relname == channel and (request := asked(found.extra)) is not None:
                 kind, xid = request
                 heard[found.be_pid, kind] = xid
         if not select.select([connection.fileno()], [], [], 0)[0] or time.monotonic() >= until:

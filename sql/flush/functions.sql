@@ -4,15 +4,21 @@
 -- it stays open. What the lake reports is taken from roles alone that may write the mark, tuskline.flush.
 DO $block$
 BEGIN
-    -- What is replaced keeps its owner, who could replace it again, and the procedures have the rights of whoever calls them.
+    -- What is replaced keeps its owner, who could replace it again, and the procedures have the rights of whoever calls them. A table's
+    -- triggers have the rights of these functions.
     IF EXISTS (
-        SELECT FROM pg_catalog.pg_proc AS f JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) f.pronamespace
-        JOIN pg_catalog.pg_roles AS o ON o.oid OPERATOR(pg_catalog.=) f.proowner
+        SELECT FROM (
+            SELECT f.pronamespace, f.proowner FROM pg_catalog.pg_proc AS f
+            UNION ALL
+            SELECT c.relnamespace, c.relowner FROM pg_catalog.pg_class AS c
+            WHERE c.relname OPERATOR(pg_catalog.=) ANY (ARRAY['lakes', 'request_channel']::pg_catalog.name[])
+        ) AS f (namespace, owner) JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) f.namespace
+        JOIN pg_catalog.pg_roles AS o ON o.oid OPERATOR(pg_catalog.=) f.owner
         WHERE n.nspname OPERATOR(pg_catalog.=) 'tuskline'
           AND NOT (o.rolsuper OR o.oid OPERATOR(pg_catalog.=) n.nspowner OR o.rolname OPERATOR(pg_catalog.=) current_user)
     ) THEN
-        RAISE EXCEPTION 'a function of the schema tuskline belongs to a role that is neither a superuser nor the owner of the schema'
-            USING ERRCODE = 'insufficient_privilege', HINT = 'Drop that function.';
+        RAISE EXCEPTION 'a function or table of the schema tuskline belongs to a role that is neither a superuser nor the owner of the schema'
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Drop what is of that role there.';
     END IF;
 END
 $block$;
@@ -32,6 +38,11 @@ CREATE TABLE IF NOT EXISTS tuskline.lakes (
 );
 COMMENT ON TABLE tuskline.lakes IS
     'What each lake shows of this database: all transactions that are visible in the snapshot, on the timeline. Not published.';
+
+CREATE TABLE IF NOT EXISTS tuskline.request_channel (name text NOT NULL);
+COMMENT ON TABLE tuskline.request_channel IS
+    'The channel by which sessions that wait notify the drivers of lakes. Its name is secret: anyone may NOTIFY. Not published.';
+REVOKE ALL ON TABLE tuskline.lakes, tuskline.request_channel FROM PUBLIC;
 
 -- The timeline of the server's write-ahead log. Fails on a standby.
 CREATE OR REPLACE FUNCTION tuskline.timeline() RETURNS integer
@@ -75,6 +86,28 @@ BEGIN
 END
 $$;
 
+-- Whether the session is of a role that may write the mark: the source's.
+CREATE OR REPLACE FUNCTION tuskline.is_source() RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT has_table_privilege(session_user, 'tuskline.flush', 'UPDATE')
+        OR has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, 'tuskline.flush', 'UPDATE')
+$$;
+
+-- Raises unless the session's role, or the one it acts as, may wait for the lake. What tells of lakes, or asks their drivers, calls it.
+CREATE OR REPLACE FUNCTION tuskline.check_waiter() RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    acting text := nullif(current_setting('role'), 'none');
+BEGIN
+    IF NOT tuskline.is_source() AND NOT EXISTS (
+        SELECT FROM pg_roles AS r WHERE r.rolname IN (session_user, acting) AND tuskline.may_flush(r.oid)
+    ) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to wait for the lake',
+            HINT = 'A role that may write to a published table may wait for it.';
+    END IF;
+END
+$$;
+
 -- A token of the current transaction. The message makes WAL of the transaction before anything depends on it: a server that
 -- is promoted without it has not had the transaction, and one that has it never gives its ID to another transaction.
 CREATE OR REPLACE FUNCTION tuskline.flush_token() RETURNS text
@@ -107,6 +140,7 @@ DECLARE
     ended text;
     state text;
 BEGIN
+    PERFORM tuskline.check_waiter();
     IF part IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'malformed flush token',
             HINT = 'Use the value that tuskline.flush_token() returned in the transaction.';
@@ -174,19 +208,13 @@ $$;
 -- all that was committed before the call.
 CREATE OR REPLACE FUNCTION tuskline.wait_begin(token text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    acting text := nullif(current_setting('role'), 'none');
 BEGIN
     IF pg_is_in_recovery() THEN
         RAISE EXCEPTION USING ERRCODE = 'read_only_sql_transaction', MESSAGE = 'cannot wait on a standby',
             HINT = 'Wait on the primary.';
     END IF;
-    IF NOT EXISTS (SELECT FROM pg_roles AS r
-                   WHERE r.rolname IN (session_user, acting) AND tuskline.may_flush(r.oid)) THEN
-        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to wait for the lake',
-            HINT = 'A role that may write to a published table may wait for it.';
-    END IF;
     IF token IS NULL THEN
+        PERFORM tuskline.check_waiter();
         -- Nothing is committed that a standby, or the commit gate, could be waited for; but reads may write WAL, too.
         PERFORM set_config('synchronous_commit', 'local', true);
         RETURN txid_current();
@@ -196,7 +224,7 @@ END
 $$;
 
 -- Raises TK008 for the name of a lake that does not follow this database. While a driver without a row is connected, this is
--- unknown: it may be the driver of that lake, whose row was deleted or does not exist yet.
+-- unknown: it may be the driver of that lake, whose row was deleted or does not exist yet. Only behind() calls it.
 CREATE OR REPLACE FUNCTION tuskline.check_lake(lake text) RETURNS void
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -211,6 +239,7 @@ BEGIN
     ) THEN
         RETURN;
     END IF;
+    PERFORM tuskline.check_waiter();
     SELECT string_agg(DISTINCT l.lake, ', ') INTO known
     FROM tuskline.lakes AS l JOIN pg_publication AS p ON p.pubname = l.publication;
     RAISE EXCEPTION USING ERRCODE = 'TK008', MESSAGE = format('no lake "%s" follows this database', lake),
@@ -218,7 +247,8 @@ BEGIN
 END
 $$;
 
--- Which lakes do not show the transaction yet, and why; no row once all do. A lake of a publication that is gone is left out.
+-- Which lakes do not show the transaction yet, and why; no row once all do. A lake of a publication that is gone is left out. While a
+-- session waits, a driver reports at least every five seconds (flush_service.py). Only wait_look() calls it.
 CREATE OR REPLACE FUNCTION tuskline.behind(xid bigint, lake text)
 RETURNS TABLE (name text, stage text, reason text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -230,6 +260,8 @@ DECLARE
 BEGIN
     FOR found IN
         SELECT l.*, l.at < clock_timestamp() - interval '15 s' AS old,
+               -- Seconds of this wait without a report. A driver reports nothing between the waits.
+               extract(epoch FROM clock_timestamp() - greatest(l.at, statement_timestamp()))::integer AS silent,
                l.timeline = here AND txid_visible_in_snapshot(xid, l.visible)
                    AND l.timelines ->> 'database' = database AS shown,
                EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = l.driver AND a.application_name = 'tuskline-lake')
@@ -241,9 +273,11 @@ BEGIN
         known := true;
         IF found.shown IS NOT TRUE THEN
             name := format('stream %s of lake %s', found.stream, found.lake);
-            stage := CASE WHEN NOT found.listens THEN 'driver' WHEN found.stage IS NULL OR found.old THEN 'epoch'
-                          ELSE found.stage END;
+            stage := CASE WHEN NOT found.listens OR found.silent > 10 THEN 'driver'
+                          WHEN found.stage IS NULL OR found.old THEN 'epoch' ELSE found.stage END;
             reason := CASE WHEN NOT found.listens THEN 'the lake''s driver is not connected to this server'
+                           WHEN found.silent > 10
+                               THEN format('the lake''s driver is connected, but has not answered for %s s', found.silent)
                            WHEN found.stage IS NULL OR found.old THEN 'no epoch has it yet' ELSE found.reason END;
             RETURN NEXT;
         END IF;
@@ -283,7 +317,8 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
                 ELSE least(greatest(extract(epoch FROM deadline - clock_timestamp()) * 1000, 1), 2147483647)::integer END
 $$;
 
--- One look of a wait: whether it is over. `ask`: remind the drivers. Raises TK001 at the deadline. A COMMIT with a notification takes a
+-- One look of a wait: whether it is over. `ask`: remind the drivers. Raises TK001 at the deadline. The role is checked before anything is
+-- told or asked, but not at each look (40 a second), since that reads the privileges on all published tables. A COMMIT with a notification takes a
 -- lock, which another session's COMMIT may hold for as long as it waits for a standby: `lock_timeout` ends that at the deadline.
 CREATE OR REPLACE FUNCTION tuskline.wait_look(kind text, xid bigint, lake text, deadline timestamptz, ask boolean)
 RETURNS boolean
@@ -294,14 +329,17 @@ DECLARE
 BEGIN
     SELECT string_agg(format('%s: %s: %s', b.name, b.stage, b.reason), '; ' ORDER BY b.name), array_agg(DISTINCT b.stage)
     INTO held, stages FROM tuskline.behind(xid, lake) AS b;
+    IF held IS NULL OR ask OR clock_timestamp() >= deadline THEN
+        PERFORM tuskline.check_waiter();
+    END IF;
     IF held IS NULL THEN
         RETURN true;
     ELSIF clock_timestamp() >= deadline THEN
         RAISE EXCEPTION USING ERRCODE = 'TK001', MESSAGE = 'the transaction is not readable in the lake yet',
             DETAIL = held,
             HINT = CASE
-                WHEN 'driver' = ANY (stages) THEN 'Start `tuskline lake run`. If the lake no longer exists, have an administrator delete '
-                    'its row in tuskline.lakes, or name the lake to wait for.'
+                WHEN 'driver' = ANY (stages) THEN 'Check that `tuskline lake run` runs. If the lake no longer exists, have an administrator '
+                    'delete its row in tuskline.lakes, or name the lake to wait for.'
                 WHEN stages = '{tables}' THEN '`tuskline table list` shows the states of tables. Wait again, or have the tables paused that '
                     'need not be waited for.'
                 ELSE '`tuskline status` shows the state of the log and the lake. Wait again, with a longer timeout.' END;
@@ -310,7 +348,7 @@ BEGIN
         WHERE tuskline.milliseconds_until(deadline) < (
             SELECT coalesce(nullif(s.setting::bigint, 0), 2147483647) FROM pg_settings AS s WHERE s.name = 'lock_timeout');
         PERFORM set_config('synchronous_commit', 'local', true);
-        PERFORM pg_notify('tuskline_flush', format('%s %s', kind, xid));
+        PERFORM pg_notify(c.name, format('%s %s', kind, xid)) FROM tuskline.request_channel AS c;
     END IF;
     RETURN false;
 END
@@ -391,11 +429,16 @@ BEGIN
 END
 $$;
 
--- Whether the session is of a role that may write the mark: the source's.
-CREATE OR REPLACE FUNCTION tuskline.is_source() RETURNS boolean
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT has_table_privilege(session_user, 'tuskline.flush', 'UPDATE')
-        OR has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, 'tuskline.flush', 'UPDATE')
+-- The channel on which a lake's driver listens.
+CREATE OR REPLACE FUNCTION tuskline.request_channel() RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT tuskline.is_source() THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to listen for requests',
+            HINT = 'Only a role that may update tuskline.flush may listen for requests.';
+    END IF;
+    RETURN (SELECT c.name FROM tuskline.request_channel AS c LIMIT 1);
+END
 $$;
 
 -- The session that listens for a lake's driver, and the timelines of the server: {"timeline": 2, "ends": {"1": "0/3000060"}}.
@@ -436,4 +479,14 @@ BEGIN
 END
 $$;
 
+-- Who may call what, also where ALTER DEFAULT PRIVILEGES has taken EXECUTE from PUBLIC. The procedures have the caller's privileges, so
+-- that their caller needs those of what they call. What tells or changes something checks the caller's role itself.
 GRANT USAGE ON SCHEMA tuskline TO PUBLIC;
+GRANT EXECUTE ON PROCEDURE tuskline.wait_flush(text, interval, text), tuskline.wait_sync(text, interval, text),
+    tuskline.wait_for(text, text, interval, text) TO PUBLIC;
+GRANT EXECUTE ON FUNCTION tuskline.flush_token(), tuskline.database(), tuskline.timeline(), tuskline.committed(text), tuskline.wait_begin(text),
+    tuskline.wait_look(text, bigint, text, timestamptz, boolean), tuskline.mark(text, bigint), tuskline.marks(), tuskline.refused_commit(),
+    tuskline.may_flush(oid), tuskline.request_channel(), tuskline.report_driver(text, text, text, jsonb),
+    tuskline.report_lake(text, text, integer, txid_snapshot, bigint, text, text) TO PUBLIC;
+REVOKE ALL ON FUNCTION tuskline.behind(bigint, text), tuskline.check_lake(text), tuskline.check_waiter(), tuskline.is_source(),
+    tuskline.milliseconds_until(timestamptz) FROM PUBLIC;

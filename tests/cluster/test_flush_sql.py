@@ -5,10 +5,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Self
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from spark_consumers.lake.flush import check_token
@@ -69,7 +71,9 @@ class Driver:
     def __enter__(self) -> Self:
         with ReplicationConnection.connect(self.dsn) as walsender:
             timelines = json.dumps(to_json(walsender.history(walsender.identify().timeline)))
-        self.connection.execute("LISTEN tuskline_flush")
+        row = self.connection.execute(load("flush/channel").encode()).fetchone()
+        assert row is not None
+        self.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(row[0])))
         self.connection.execute(
             load("flush/report_driver"),
             {**self.named, "publication": "tuskline_shop", "timelines": timelines},
@@ -323,7 +327,6 @@ def test_an_ordinary_writer_may_wait_and_can_neither_report_nor_delay_others(
             row = connection.execute("SELECT tuskline.flush_token()").fetchone()
             for call in (
                 "SELECT tuskline.wait_look('flush', 1, NULL, 'infinity', true)",
-                "SELECT * FROM tuskline.behind(1, NULL)",
                 "SELECT tuskline.wait_begin(NULL)",
             ):
                 connection.execute(call.encode())
@@ -343,6 +346,9 @@ def test_an_ordinary_writer_may_wait_and_can_neither_report_nor_delay_others(
                 "SELECT tuskline.report_driver('x', 'shop', 'tuskline_shop', '{}')",
                 "UPDATE tuskline.lakes SET epoch = 1",
                 "SELECT * FROM tuskline.lakes",
+                "SELECT * FROM tuskline.behind(1, NULL)",
+                "SELECT * FROM tuskline.request_channel",
+                "SELECT tuskline.request_channel()",
                 "UPDATE tuskline.flush SET token = 1",
             ):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -353,6 +359,106 @@ def test_an_ordinary_writer_may_wait_and_can_neither_report_nor_delay_others(
                 connection.execute("CALL tuskline.wait_flush()")
     finally:
         attached.execute(f"DROP OWNED BY {writer}, {reader}", f"DROP ROLE {writer}, {reader}")
+
+
+#: What a role without any privilege may call (docs/flush.md). All of it is harmless, or checks the role.
+FOR_ALL = {
+    *("flush_token", "wait_flush", "wait_sync", "wait_for", "wait_begin", "wait_look", "mark"),
+    *("marks", "refused_commit", "database", "timeline", "committed", "may_flush"),
+    *("request_channel", "report_driver", "report_lake"),
+}
+
+
+@contextmanager
+def stranger(database: Database) -> Iterator[str]:
+    """A role that may connect, and nothing else."""
+    role = f"{database.name}_stranger"
+    database.execute(f"CREATE ROLE {role}")
+    try:
+        yield role
+    finally:
+        database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def callable_by(database: Database, role: str) -> set[str]:
+    query = (
+        "SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = 'tuskline'::regnamespace"
+        " AND has_function_privilege(%s, p.oid, 'EXECUTE')"
+    )
+    with database.connect() as connection:
+        return {name for (name,) in connection.execute(query, [role])}
+
+
+@each_major
+def test_34_a_role_without_privileges_learns_nothing_of_lakes_from_the_functions(
+    attached: Database, driver: Driver
+) -> None:
+    """Neither names of lakes and streams, nor reasons, nor outcomes of transactions; and it cannot ask the driver."""
+    shown, hidden = token_of(attached), "9" * 17
+    driver.shows_all()
+    xid = shown.rpartition(":")[2]
+    with stranger(attached) as role:
+        assert callable_by(attached, role) == FOR_ALL
+        for call in (
+            f"SELECT * FROM tuskline.behind({hidden}, NULL)",
+            "SELECT tuskline.check_lake('unknown')",
+            f"SELECT tuskline.wait_look('flush', {hidden}, NULL, '-infinity', false)",
+            f"SELECT tuskline.wait_look('flush', {hidden}, 'unknown', 'infinity', false)",
+            f"SELECT tuskline.wait_look('flush', {hidden}, NULL, 'infinity', true)",
+            f"SELECT tuskline.wait_look('flush', {xid}, NULL, 'infinity', false)",
+            f"SELECT tuskline.committed('{shown}')",
+            f"SELECT tuskline.wait_begin('{shown}')",
+            "SELECT tuskline.wait_begin(NULL)",
+            f"CALL tuskline.wait_flush('{shown}')",
+            "CALL tuskline.wait_sync(NULL, '1s', 'unknown')",
+        ):
+            with attached.connect() as connection:
+                connection.execute(f"SET SESSION AUTHORIZATION {role}".encode())
+                with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught:
+                    connection.execute(call.encode())
+                text = f"{caught.value.diag.message_primary} {caught.value.diag.message_detail}"
+                assert LAKE not in text, call
+        assert list(driver.connection.notifies(timeout=0.2)) == []
+
+
+@each_major
+def test_34_init_sets_the_privileges_of_an_earlier_version_and_of_hardened_databases(
+    attached: Database, driver: Driver
+) -> None:
+    with stranger(attached) as role:
+        # As an earlier version left them: every function is for PUBLIC.
+        attached.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tuskline TO PUBLIC")
+        init(source_of(attached))
+        assert callable_by(attached, role) >= FOR_ALL
+        assert not callable_by(attached, role) & {"behind", "check_lake", "check_waiter"}
+        attached.execute(
+            "REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tuskline FROM PUBLIC",
+            "ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC",
+            f"GRANT INSERT ON orders TO {role}",
+        )
+        init(source_of(attached))
+        assert callable_by(attached, role) == FOR_ALL
+        with psycopg.connect(attached.dsn, autocommit=True) as connection:
+            connection.execute(f"SET SESSION AUTHORIZATION {role}".encode())
+            with connection.transaction():
+                connection.execute("INSERT INTO orders VALUES (1, 'a')")
+                token = connection.execute("SELECT tuskline.flush_token()").fetchone()
+            driver.shows_all()
+            connection.execute("CALL tuskline.wait_flush(%s, '5s')", token)
+            connection.execute("CALL tuskline.wait_sync(%s, '5s')", token)
+
+
+@pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True)
+def test_34_a_driver_that_does_not_answer_is_named_at_the_timeout(
+    attached: Database, driver: Driver
+) -> None:
+    """One that is suspended stays connected."""
+    driver.report(stage="tables", reason="none")
+    error = refused(attached, token_of(attached), "11.5s")
+    assert (error.sqlstate, error.diag.message_detail) == (
+        "TK001",
+        f"stream shop of lake {LAKE}: driver: the lake's driver is connected, but has not answered for 12 s",
+    )
 
 
 @each_major
@@ -560,12 +666,22 @@ def test_what_a_restored_dump_says_of_the_lake_is_not_believed(
 
 
 @each_major
-def test_functions_that_another_role_has_left_there_are_not_replaced(shop: Database) -> None:
-    """They would stay the other role's, and are called with the rights of whoever waits."""
+@pytest.mark.parametrize(
+    "left",
+    [
+        "CREATE FUNCTION tuskline.wait_begin(token text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+        "CREATE TABLE tuskline.request_channel (name text)",
+    ],
+    ids=["function", "table"],
+)
+def test_functions_and_tables_that_another_role_has_left_there_are_not_used(
+    shop: Database, left: str
+) -> None:
+    """They would stay the other role's, and run with the rights of whoever waits, or of the functions' owner."""
     role = f"stranger_{shop.name}"
     shop.execute(
         f"CREATE ROLE {role}; CREATE SCHEMA tuskline; GRANT CREATE, USAGE ON SCHEMA tuskline TO {role}",
-        f"SET SESSION AUTHORIZATION {role}; CREATE FUNCTION tuskline.wait_begin(token text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+        f"SET SESSION AUTHORIZATION {role}; {left}",
     )
     try:
         with pytest.raises(TusklineError, match="belongs to a role that is neither"):

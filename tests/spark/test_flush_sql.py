@@ -1,19 +1,20 @@
 """FLUSH and SYNC from SQL sessions, with a real log, capture and driver."""
 
 import copy
-import itertools
 import resource
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from spark_consumers import Source, read
+from spark_consumers.lake import flush_service
 from spark_consumers.lake.flush import check_token, sync
 from spark_consumers.lake.flush_service import FlushService
 from spark_consumers.lake.manifest.chain import open_chain
@@ -305,60 +306,106 @@ def test_34_of_two_lakes_over_a_source_both_are_waited_for_or_the_one_that_is_na
                 assert_equal(database.dsn, read(attached.spark, lake))
 
 
-# Its floods and three other workers take more than two cores have.
-@pytest.mark.long
-def test_34_a_flood_of_notifications_delays_no_wait_and_no_epoch(attached, database):
-    """By a role that may not write: a million, and long ones. What a listener does not read would fill the server's queue."""
+@contextmanager
+def flooding(*floods):
+    """Each runs again and again, `flood(turn)`, with pauses: the server itself needs more than a core for what is sent without one."""
+    stop, turns = threading.Event(), [0] * len(floods)
+
+    def run_one(number):
+        while not stop.is_set():
+            floods[number](turns[number])
+            turns[number] += 1
+            stop.wait(0.2)
+
+    with ThreadPoolExecutor(len(floods)) as pool:
+        running = [pool.submit(run_one, number) for number in range(len(floods))]
+        try:
+            yield turns
+        finally:
+            stop.set()
+        for each in running:
+            each.result(60)
+
+
+@contextmanager
+def stranger(database):
+    """Connections of a role that may not write."""
     role = f"{database.name}_stranger"
     database.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
-    floods = [
-        "SELECT pg_notify('tuskline_flush', 'flush ' || g + {0}) FROM generate_series(1, 20000) AS g",
-        "SELECT pg_notify('tuskline_flush', repeat('x', 7000) || g + {0}) FROM generate_series(1, 2000) AS g",
-    ]
-    stop = threading.Event()
-    sent = [0, 0]
-
-    def flood(number):
-        with psycopg.connect(
-            database.dsn, user=role, password="secret", autocommit=True
-        ) as session:
-            while not stop.is_set():
-                session.execute(floods[number].format(20000 * sent[number]).encode())
-                sent[number] += 1
-                # The server itself needs more than a core for what is sent without a pause.
-                stop.wait(0.2)
-                with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                    session.execute("CALL tuskline.wait_flush()")
-
-    def wait():
-        began = time.monotonic()
-        connection.execute("CALL tuskline.wait_flush(%s, '240s')", [insert(connection, next(keys))])
-        return time.monotonic() - began
-
-    keys = itertools.count(1000)
     try:
-        with driving(attached), database.connect() as connection, ThreadPoolExecutor(2) as pool:
-            alone = [wait() for _ in range(3)]
-            published, used = epochs(attached), resident()
-            floods_run = [pool.submit(flood, number) for number in range(2)]
-            try:
-                time.sleep(3)
-                flooded = [wait() for _ in range(3)]
-                grown = resident() - used
-            finally:
-                stop.set()
-            for each in floods_run:
-                each.result(60)
-            print(f"waits: alone {alone}, flooded {flooded}; sent {sent}; grown {grown >> 20} MiB")
-            # Each reads what was sent before it; what is not read would be before it, too, and make it end at its timeout.
-            assert max(flooded) < 200
-            assert grown < 100 << 20
-            # One epoch for each wait, and none for what the stranger asked.
-            assert len(epochs(attached)) == len(published) + 3
-            queue = "SELECT pg_notification_queue_usage() < 0.0001"
-            wait_for(lambda: connection.execute(queue).fetchone()[0], 20, "the queue is read")
+        yield lambda: psycopg.connect(database.dsn, user=role, password="secret", autocommit=True)
     finally:
         database.execute(f"DROP ROLE {role}")
+
+
+def timed_wait(connection, key):
+    """Seconds."""
+    token, began = insert(connection, key), time.monotonic()
+    connection.execute("CALL tuskline.wait_flush(%s, '240s')", [token])
+    return time.monotonic() - began
+
+
+def most_epochs(waits):
+    """How many epochs waits of these seconds may have written: a round ends when nothing has been heard of its sessions for five seconds."""
+    return sum(1 + int(seconds // 5) for seconds in waits)
+
+
+def test_34_a_flood_of_notifications_delays_no_wait_and_no_epoch(attached, database):
+    """By a role that may not write, on channels that it can guess: what a listener has to read would delay the requests behind it."""
+    floods = [
+        "SELECT pg_notify('tuskline_flush', 'flush ' || g + {0}) FROM generate_series(1, 20000) AS g",
+        "SELECT pg_notify('tuskline_requests', repeat('x', 7000) || g + {0}) FROM generate_series(1, 2000) AS g",
+    ]
+    heard, hear = [], flush_service._heard
+
+    def counted(*arguments):
+        heard.append(hear(*arguments))
+        return heard[-1]
+
+    def flood(number, turn):
+        sessions[number].execute(floods[number].format(20000 * turn).encode())
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            sessions[number].execute("CALL tuskline.wait_flush()")
+
+    with stranger(database) as connect, connect() as one, connect() as two:
+        sessions = [one, two]
+        with driving(attached), database.connect() as connection:
+            alone = [timed_wait(connection, 1000 + n) for n in range(2)]
+            published = epochs(attached)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(flush_service, "_heard", counted)
+                with flooding(partial(flood, 0), partial(flood, 1)) as turns:
+                    wait_for(lambda: min(turns) >= 5, 60, "both floods run")
+                    assert epochs(attached) == published
+                    flooded = [timed_wait(connection, 1100 + n) for n in range(2)]
+                    assert min(turns) >= 5
+            # Nothing of the floods reaches the driver.
+            assert {pid for each in heard for pid, _ in each} == {connection.info.backend_pid}
+            assert len(epochs(attached)) - len(published) <= most_epochs(flooded)
+            print(f"waits: alone {alone}, flooded {flooded}; sent {turns}")
+            assert max(flooded) < 60
+            queue = "SELECT pg_notification_queue_usage() < 0.0001"
+            wait_for(lambda: connection.execute(queue).fetchone()[0], 20, "the queue is read")
+
+
+def test_34_a_wait_outlives_the_walsender_and_the_connections_of_the_driver(attached, database):
+    """All that Tuskline has at the server is terminated in mid-wait, as an administrator or a restart does."""
+    others = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND pid <> pg_backend_pid() AND pid <> %s"
+    )
+    with (
+        driving(attached),
+        database.connect() as connection,
+        waits_for_capture(attached) as (pid, wait),
+    ):
+        assert connection.execute(others, [pid]).rowcount >= 1
+        attached.capture.__enter__()
+        wait_for(attached.capture.streams, 60, "capture streams")
+        # The walsender among them.
+        connection.execute(others, [pid])
+        wait.result(60)
+        assert_equal(database.dsn, read(attached.spark, attached.lake))
 
 
 @pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronizes slots by itself")

@@ -8,6 +8,7 @@ role and grants it exactly what capture and the initial copy need, table by tabl
 Server settings and tables are never changed: a deficiency is an error, with the SQL that repairs it.
 """
 
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -97,6 +98,8 @@ def _make_functions(connection: psycopg.Connection[Any], source: CaptureSource) 
             act = sql.SQL(load("provisioning/set_role")).format(role=sql.Identifier(record.owner))
             connection.execute(act)
         connection.execute(load("flush/functions").encode())
+        channel = f"tuskline_{secrets.token_hex(16)}"
+        connection.execute(load("flush/channel_make"), {"name": channel})
 
 
 def withdraw(source: CaptureSource, admin: str | None = None) -> list[str]:

@@ -1,0 +1,1 @@
+SELECT tuskline.request_channel();
