@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import unquote
 
@@ -36,7 +38,7 @@ from tests.spark.test_engines import (
 from tests.spark.test_lake_s3 import new_lake
 from tests.spark.test_recorded_changes import install
 from tests.support.bank_load import TABLES as BANK
-from tests.support.bank_load import check
+from tests.support.bank_load import check, load
 from tests.support.capture_stack import STREAM
 from tests.support.engines import fault_of, has_same_rows
 from tests.support.lake_check import assert_equal, assert_no_orphans
@@ -45,9 +47,10 @@ from tests.support.machine_files import machine
 from tests.support.pin_requests import Pins
 from tests.support.s3 import options_at
 from tests.support.stack import Stack
+from tests.support.suspended import is_suspended
 from tests.support.waiting import wait_for
 from walsender_bridge.cli import app as cli
-from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError
+from walsender_bridge.errors import FencedError, LakeError, NotSupportedError, TrimmedError
 from walsender_bridge.postgres.table_layout import SOFT_DELETE, LayoutRule, TableLayout
 from walsender_bridge.postgres.table_patterns import Pattern
 
@@ -649,6 +652,62 @@ def test_3_5_6_28_a_driver_killed_around_a_delta_commit_leaves_whole_epochs(
         assert stack.stop("lake") == 0
         for epoch in {m.epoch for m in open_chain(stack.lake).links() if len(m.readable) == 3}:
             check(read(spark, stack.lake, epoch=epoch, format="delta"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_2_13_28_a_driver_suspended_before_a_delta_commit_changes_nothing_later(
+    tmp_path, database, spark, seed
+):
+    database.execute(*BANK)
+
+    def head():
+        return open_chain(stack.lake).head()
+
+    def logs():
+        return [DeltaLog(Path(stack.lake) / table.path) for table in head().readable.values()]
+
+    def seen():
+        """All files of the logs, and what Delta reads at each epoch."""
+        files = {file: file.read_bytes() for log in logs() for file in log.folder.iterdir()}
+        rows = {}
+        for epoch in epochs:
+            shown = read(spark, stack.lake, epoch=epoch, format="delta")
+            check(shown)
+            rows[epoch] = {
+                name: sorted(map(str, shown[name].toArrow().to_pylist())) for name in shown.tables
+            }
+        return files, rows
+
+    with Stack(
+        tmp_path, {"shop": database.dsn}, epoch_interval=0.5, lake="delta = true\n"
+    ) as stack:
+        stack.start("log-server", "bridge", "lake")
+        wait_for(lambda: head() and len(head().readable) == 3, 120, "the first epoch")
+        assert stack.stop("lake") == 0
+        stack.start("lake", env={"TUSKLINE_FAIL_POINT": "before-delta-commit:stop"})
+        stale = stack.take("lake")
+        try:
+            with load(database.dsn, seed):
+                wait_for(lambda: is_suspended(stale.pid), 240, "the driver to be suspended")
+            # The epoch is published, and commits of it are missing.
+            epochs = [head().epoch]
+            assert any(log.shown(log.listing().newest).epoch < epochs[0] for log in logs())
+            # The command would refuse a second driver on this machine.
+            source = Source("shop", database.dsn, "tuskline_shop")
+            house = Lakehouse(spark, stack.lake, stack.log_address, [source], delta=True)
+            for number in range(3):
+                with load(database.dsn, seed + number):
+                    made = wait_for(lambda: house.run_once(force=True), 60, "an epoch")
+                epochs.append(made.epoch)
+            house.close()
+            before = seen()
+            stale.send_signal(signal.SIGCONT)
+            assert stale.wait(120) == FencedError.cause
+            assert seen() == before
+        finally:
+            stale.kill()
+            stale.wait()
 
 
 @pytest.mark.long

@@ -77,6 +77,10 @@ class Stack:
         """Send a part a signal."""
         self._running[part].send_signal(number)
 
+    def take(self, part: str) -> subprocess.Popen[bytes]:
+        """A started part, which the caller ends: another one may be started beside it."""
+        return self._running.pop(part)
+
     def kill(self, part: str) -> None:
         """SIGKILL a part and wait for its end."""
         process = self._running.pop(part)

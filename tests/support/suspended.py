@@ -10,8 +10,12 @@ from tests.support.waiting import wait_for
 def suspend(pid: int) -> None:
     """SIGSTOP, and wait until it has stopped: on a busy machine its threads may do a little more meanwhile."""
     os.kill(pid, signal.SIGSTOP)
-    tasks = Path(f"/proc/{pid}/task")
-    wait_for(lambda: all(_stopped(task) for task in tasks.iterdir()), 60, f"{pid} has stopped")
+    wait_for(lambda: is_suspended(pid), 60, f"{pid} has stopped")
+
+
+def is_suspended(pid: int) -> bool:
+    """Whether all threads of the process are suspended."""
+    return all(_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 def _stopped(task: Path) -> bool:
