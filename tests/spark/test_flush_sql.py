@@ -2,6 +2,7 @@
 
 import copy
 import resource
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from tests.support.lake_check import assert_equal
 from tests.support.lake_pipeline import Pipeline
 from tests.support.servers import MAJORS_IN_TURN, Database, majors
 from tests.support.slot_failover import several
+from tests.support.stack import Stack
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow, promote, replayed, run
 from walsender_bridge.capture.gate.core import Rule
@@ -388,6 +390,40 @@ def test_34_a_flood_of_notifications_delays_no_wait_and_no_epoch(attached, datab
             wait_for(lambda: connection.execute(queue).fetchone()[0], 20, "the queue is read")
 
 
+@pytest.mark.long
+def test_34_a_flood_on_the_channel_itself_takes_no_memory_and_delays_no_wait(attached, database):
+    """By one that knows the channel: what is not read would be before the requests of others, and make them end at their timeouts."""
+    with database.connect() as connection:
+        (channel,) = connection.execute("SELECT tuskline.request_channel()").fetchone()
+
+    def flood(payload, rows, turn):
+        query = f"SELECT pg_notify(%s, {payload} || g + {rows * turn}) FROM generate_series(1, {rows}) AS g"
+        session.execute(query, [channel])
+
+    def both(turn):
+        flood("'flush '", 20000, turn)
+        flood("repeat('x', 7000)", 2000, turn)
+
+    with (
+        stranger(database) as connect,
+        connect() as session,
+        driving(attached),
+        database.connect() as connection,
+    ):
+        timed_wait(connection, 1000)
+        published, used = epochs(attached), resident()
+        with flooding(both) as turns:
+            wait_for(lambda: turns[0] >= 5, 60, "the flood runs")
+            flooded = [timed_wait(connection, 1100 + n) for n in range(3)]
+            grown = resident() - used
+        print(f"waits: flooded {flooded}; sent {turns}; grown {grown >> 20} MiB")
+        assert max(flooded) < 200
+        assert grown < 100 << 20
+        assert len(epochs(attached)) - len(published) <= most_epochs(flooded)
+        queue = "SELECT pg_notification_queue_usage() < 0.0001"
+        wait_for(lambda: connection.execute(queue).fetchone()[0], 60, "the queue is read")
+
+
 def test_34_a_wait_outlives_the_walsender_and_the_connections_of_the_driver(attached, database):
     """All that Tuskline has at the server is terminated in mid-wait, as an administrator or a restart does."""
     others = (
@@ -406,6 +442,50 @@ def test_34_a_wait_outlives_the_walsender_and_the_connections_of_the_driver(atta
         connection.execute(others, [pid])
         wait.result(60)
         assert_equal(database.dsn, read(attached.spark, attached.lake))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_34_a_wait_ends_at_its_timeout_or_goes_on_when_its_driver_is_killed_or_suspended(
+    spark, tmp_path, database
+):
+    """`lake run` as a process: SIGSTOP, SIGKILL, and another one, which a supervisor starts."""
+    database.execute("CREATE TABLE docs (id int PRIMARY KEY, title text)")
+    with Stack(tmp_path, {STREAM: database.dsn}, epoch_interval=3600) as stack:
+        assert stack.cli("init").returncode == 0
+        stack.start("log-server", "bridge", "lake")
+        with database.connect() as connection, ThreadPoolExecutor(2) as pool:
+            connection.execute("CALL tuskline.wait_flush(NULL, '180s')")
+
+            def waits(key, timeout):
+                """What a session that waits for its insert will have."""
+                session = stack_sessions.enter_context(database.connect())
+                token = insert(session, key)
+                return pool.submit(
+                    session.execute, "CALL tuskline.wait_flush(%s, %s)", [token, timeout]
+                )
+
+            with ExitStack() as stack_sessions:
+                stack.signal("lake", signal.SIGSTOP)
+                short, long = waits(1, "12s"), waits(2, "240s")
+                with pytest.raises(psycopg.Error) as caught:
+                    short.result(60)
+                assert caught.value.sqlstate == "TK001"
+                assert "is connected, but has not answered for" in str(caught.value)
+                assert "lake run" in str(caught.value)
+                stack.signal("lake", signal.SIGCONT)
+                long.result(60)
+                stack.signal("lake", signal.SIGSTOP)
+                short, long = waits(3, "4s"), waits(4, "240s")
+                stack.kill("lake")
+                with pytest.raises(psycopg.Error) as caught:
+                    short.result(60)
+                assert caught.value.sqlstate == "TK001"
+                assert "driver is not connected" in str(caught.value)
+                assert not long.done()
+                stack.start("lake")
+                long.result(180)
+            assert read(spark, stack.lake)["docs"].count() == 4
 
 
 @pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronizes slots by itself")
