@@ -24,6 +24,9 @@ HADOOP_FILE_IO: Final = "org.apache.iceberg.hadoop.HadoopFileIO"
 #: What the prefix is of Hadoop's settings in those of a session that is started.
 _STARTED: Final = "spark.hadoop."
 _ANY_REGION: Final = "us-east-1"
+#: The catalog by which Iceberg's data source opens a table at a location.
+_OF_LOCATIONS: Final = "default_iceberg"
+_ICEBERG_CATALOG: Final = "org.apache.iceberg.spark.SparkCatalog"
 
 
 def is_bucket(location: object) -> bool:
@@ -119,7 +122,8 @@ def use(spark: Any, location: object, endpoint: str | None, region: str | None) 
     jvm = getattr(spark, "_jvm", None)
     if jvm is not None:
         check(jvm)
-    for name, value in settings(location, endpoint, region).items():
+    wanted = settings(location, endpoint, region)
+    for name, value in wanted.items():
         known = spark.conf.get(f"{_STARTED}{name}", None) or spark.conf.get(name, None)
         if known is None:
             spark.conf.set(name, value)
@@ -128,6 +132,28 @@ def use(spark: Any, location: object, endpoint: str | None, region: str | None) 
                 f"this Spark session has {name} = {known}, not {value}",
                 repair="start another session for a bucket of the same name at another endpoint",
             )
+    if jvm is not None:
+        _tell_iceberg(spark, jvm, wanted)
+
+
+def _tell_iceberg(spark: Any, jvm: Any, wanted: Mapping[str, str]) -> None:
+    """Have Iceberg's catalog of tables by location reach the bucket, too.
+
+    It is made when a session reads its first table, and keeps the settings of that moment: of one that has read a lake in a
+    folder, or in another bucket, Iceberg itself offers no way to add any.
+    """
+    if spark.conf.get(f"spark.sql.catalog.{_OF_LOCATIONS}", None) != _ICEBERG_CATALOG:
+        # No table has been read yet, or the user has a catalog of another kind there.
+        return
+    catalog = spark._jsparkSession.sessionState().catalogManager().catalog(_OF_LOCATIONS)  # noqa: SLF001  # no public way
+    field = jvm.java.lang.Class.forName(
+        _ICEBERG_CATALOG, True, jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    ).getDeclaredField("tables")
+    field.setAccessible(True)
+    kept = field.get(catalog).getConf()
+    for name, value in wanted.items():
+        if kept.get(name) is None:
+            kept.set(name, value)
 
 
 def check(jvm: Any) -> None:

@@ -52,6 +52,16 @@ def in_bucket(spark, tmp_path, database, s3_port):
         yield running
 
 
+def assert_read_by_a_session_of_folders(spark, lake, store, expected):
+    """A session that has read a table in a folder before, and has no bucket's settings, reads the lake."""
+    other = spark.newSession()
+    # Or Hadoop would give it the file system of the tests' own session.
+    other.conf.set("fs.s3.impl.disable.cache", "true")
+    with pytest.raises(SPARK_ERRORS):
+        other.read.format("iceberg").load("/no/table/is/here")
+    assert sorted(read(other, lake, store=store)["public.docs"].collect()) == sorted(expected)
+
+
 def test_27_a_lake_in_a_bucket_follows_its_source_and_so_do_its_views(
     in_bucket, database, spark, s3_port, monkeypatch
 ):
@@ -66,6 +76,8 @@ def test_27_a_lake_in_a_bucket_follows_its_source_and_so_do_its_views(
     )
     first = pipeline.flush()
     assert_equal(database.dsn, first)
+    rows = first["public.docs"].collect()
+    assert_read_by_a_session_of_folders(spark, pipeline.lake, store, rows)
     database.execute(
         "TRUNCATE pairs",
         "INSERT INTO pairs VALUES (3, 'z', NULL, NULL)",
