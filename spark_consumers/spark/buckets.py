@@ -145,7 +145,8 @@ def _tell_iceberg(spark: Any, jvm: Any, wanted: Mapping[str, str]) -> None:
     if spark.conf.get(f"spark.sql.catalog.{_OF_LOCATIONS}", None) != _ICEBERG_CATALOG:
         # No table has been read yet, or the user has a catalog of another kind there.
         return
-    catalog = spark._jsparkSession.sessionState().catalogManager().catalog(_OF_LOCATIONS)  # noqa: SLF001  # no public way
+    session = spark._jsparkSession  # noqa: SLF001  # PySpark has no public way to it
+    catalog = session.sessionState().catalogManager().catalog(_OF_LOCATIONS)
     field = jvm.java.lang.Class.forName(
         _ICEBERG_CATALOG, True, jvm.java.lang.Thread.currentThread().getContextClassLoader()
     ).getDeclaredField("tables")
