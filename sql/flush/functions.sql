@@ -37,11 +37,12 @@ CREATE TABLE IF NOT EXISTS tuskline.lakes (
     PRIMARY KEY (lake, stream)
 );
 COMMENT ON TABLE tuskline.lakes IS
-    'What each lake shows of this database: all transactions that are visible in the snapshot, on the timeline. Not published.';
+    'What each lake shows of this database: all transactions that are visible in the snapshot, on the timeline. Published FOR ALL TABLES only.';
 
-CREATE TABLE IF NOT EXISTS tuskline.request_channel (name text NOT NULL);
+-- With a key, or in a publication FOR ALL TABLES the server would refuse to delete its row.
+CREATE TABLE IF NOT EXISTS tuskline.request_channel (name text PRIMARY KEY);
 COMMENT ON TABLE tuskline.request_channel IS
-    'The channel by which sessions that wait notify the drivers of lakes. Its name is secret: anyone may NOTIFY. Not published.';
+    'The channel by which sessions that wait notify the drivers of lakes. Its name is not for others: anyone may NOTIFY.';
 REVOKE ALL ON TABLE tuskline.lakes, tuskline.request_channel FROM PUBLIC;
 
 -- The timeline of the server's write-ahead log. Fails on a standby.
