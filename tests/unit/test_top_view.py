@@ -1,6 +1,7 @@
 """The screen of `top`: faults first, nothing that is not configured, nothing wider or longer than the screen."""
 
 import re
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from walsender_bridge.errors import ConnectionFailedError
 from walsender_bridge.observability.observation import SILENT, Observation, Process, SourceView
 from walsender_bridge.observability.slots_view import SlotsView
 
-NOW = 1_800_000_000.0
+NOW = time.time()
 GONE = ConnectionFailedError(
     "connection failed: connection to server at 10.0.0.7, port 5432 failed: Connection refused",
     where="10.0.0.7:5432/shop",
