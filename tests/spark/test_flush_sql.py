@@ -352,6 +352,7 @@ def most_epochs(waits):
     return sum(1 + int(seconds // 5) for seconds in waits)
 
 
+@pytest.mark.long
 def test_34_a_flood_of_notifications_delays_no_wait_and_no_epoch(attached, database):
     """By a role that may not write, on channels that it can guess: what a listener has to read would delay the requests behind it."""
     floods = [
