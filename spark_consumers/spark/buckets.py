@@ -133,10 +133,10 @@ def use(spark: Any, location: object, endpoint: str | None, region: str | None) 
                 repair="start another session for a bucket of the same name at another endpoint",
             )
     if jvm is not None:
-        _tell_iceberg(spark, jvm, wanted)
+        _tell_iceberg(spark, wanted)
 
 
-def _tell_iceberg(spark: Any, jvm: Any, wanted: Mapping[str, str]) -> None:
+def _tell_iceberg(spark: Any, wanted: Mapping[str, str]) -> None:
     """Have Iceberg's catalog of tables by location reach the bucket, too.
 
     It is made when a session reads its first table, and keeps the settings of that moment: of one that has read a lake in a
@@ -147,9 +147,7 @@ def _tell_iceberg(spark: Any, jvm: Any, wanted: Mapping[str, str]) -> None:
         return
     session = spark._jsparkSession  # noqa: SLF001  # PySpark has no public way to it
     catalog = session.sessionState().catalogManager().catalog(_OF_LOCATIONS)
-    field = jvm.java.lang.Class.forName(
-        _ICEBERG_CATALOG, True, jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    ).getDeclaredField("tables")
+    field = catalog.getClass().getDeclaredField("tables")
     field.setAccessible(True)
     kept = field.get(catalog).getConf()
     for name, value in wanted.items():

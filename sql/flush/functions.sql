@@ -94,6 +94,17 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         OR has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, 'tuskline.flush', 'UPDATE')
 $$;
 
+-- Raises unless the session is of such a role, which alone may do this.
+CREATE OR REPLACE FUNCTION tuskline.check_source(deed text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT tuskline.is_source() THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to ' || deed,
+            HINT = format('Only a role that may update tuskline.flush may %s.', deed);
+    END IF;
+END
+$$;
+
 -- Raises unless the session's role, or the one it acts as, may wait for the lake. What tells of lakes, or asks their drivers, calls it.
 CREATE OR REPLACE FUNCTION tuskline.check_waiter() RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -434,10 +445,7 @@ $$;
 CREATE OR REPLACE FUNCTION tuskline.request_channel() RETURNS text
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT tuskline.is_source() THEN
-        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to listen for requests',
-            HINT = 'Only a role that may update tuskline.flush may listen for requests.';
-    END IF;
+    PERFORM tuskline.check_source('listen for requests');
     RETURN (SELECT c.name FROM tuskline.request_channel AS c LIMIT 1);
 END
 $$;
@@ -447,10 +455,7 @@ $$;
 CREATE OR REPLACE FUNCTION tuskline.report_driver(lake text, stream text, publication text, timelines jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT tuskline.is_source() THEN
-        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to report a lake',
-            HINT = 'Only a role that may update tuskline.flush may report a lake.';
-    END IF;
+    PERFORM tuskline.check_source('report a lake');
     INSERT INTO tuskline.lakes AS l (lake, stream, publication, driver, timelines)
     VALUES ($1, $2, $3, pg_backend_pid(), $4 || jsonb_build_object('database', tuskline.database()))
     ON CONFLICT ON CONSTRAINT lakes_pkey DO UPDATE
@@ -465,10 +470,7 @@ CREATE OR REPLACE FUNCTION tuskline.report_lake(
     lake text, stream text, timeline integer, visible txid_snapshot, epoch bigint, stage text, reason text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT tuskline.is_source() THEN
-        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied to report a lake',
-            HINT = 'Only a role that may update tuskline.flush may report a lake.';
-    END IF;
+    PERFORM tuskline.check_source('report a lake');
     UPDATE tuskline.lakes AS l
     SET timeline = coalesce($3, l.timeline), visible = coalesce($4, l.visible), epoch = coalesce($5, l.epoch),
         stage = $6, reason = $7, at = clock_timestamp()
@@ -489,5 +491,5 @@ GRANT EXECUTE ON FUNCTION tuskline.flush_token(), tuskline.database(), tuskline.
     tuskline.wait_look(text, bigint, text, timestamptz, boolean), tuskline.mark(text, bigint), tuskline.marks(), tuskline.refused_commit(),
     tuskline.may_flush(oid), tuskline.request_channel(), tuskline.report_driver(text, text, text, jsonb),
     tuskline.report_lake(text, text, integer, txid_snapshot, bigint, text, text) TO PUBLIC;
-REVOKE ALL ON FUNCTION tuskline.behind(bigint, text), tuskline.check_lake(text), tuskline.check_waiter(), tuskline.is_source(),
+REVOKE ALL ON FUNCTION tuskline.behind(bigint, text), tuskline.check_lake(text), tuskline.check_waiter(), tuskline.is_source(), tuskline.check_source(text),
     tuskline.milliseconds_until(timestamptz) FROM PUBLIC;
