@@ -346,7 +346,7 @@ def test_38_certificates_are_replaced_while_it_runs(tmp_path):
             replace_files(one.files, second.issue("safekeeper", hosts=HOSTS))
             # It may be a stolen certificate's, which nothing else would end.
             with pytest.raises(ConnectionFailedError):
-                wait_for(lambda: not earlier.ask(GREETING), 20, "the connection ends")
+                wait_for(lambda: earlier.ask(GREETING) is None, 20, "the connection ends")
             assert isinstance(one.ask(GREETING, tls=new), m.SafekeeperGreeting)
             with pytest.raises(AuthenticationError):
                 one.ask(GREETING, tls=old)

@@ -9,6 +9,8 @@ history has at the epoch. With a part of the rule taken out, some run breaks tha
 import copy
 import random
 from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -359,7 +361,7 @@ def _without(part):
 
 ADOPTIONS = {name: _without(part) for name, part in _PARTS.items()}
 _begin_again = rolled_back.begin_again
-MUTANTS = {
+MUTANTS: dict[str, tuple[ModuleType | None, str, Any]] = {
     "the log's identity is enough": (rolled_back, "differs", _only_the_identity),
     "offset and version are enough": (rolled_back, "differs", _only_positions),
     "tables are not stopped": (rolled_back, "hold", lambda head, _, holds: head),
